@@ -1,0 +1,1 @@
+"""What runs in the pods: fabric, messenger, engine, server, router; and `tandem up`."""

@@ -1,0 +1,1 @@
+"""A stateless reverse proxy to ready, paired decode workers."""

@@ -1,0 +1,1 @@
+"""The OpenAI API in front of one decode or mixed worker."""

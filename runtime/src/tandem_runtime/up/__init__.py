@@ -1,0 +1,1 @@
+"""The embedded mode: one manifest, its workers and router as local processes."""
