@@ -1,0 +1,55 @@
+"""Processes that never outlive whoever started them, however that one dies.
+
+A child calls `die_with_parent()` first thing: from then on the kernel kills it when the parent's starting thread ends. Between fork and that
+call the parent may already be gone; so the parent puts its own pid into the environment and the child compares.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+PARENT_PID = "TANDEM_PARENT_PID"
+PR_SET_PDEATHSIG = 1
+
+
+def child_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment to start a child with: ours, `extra`, and our pid for `die_with_parent`."""
+    return {**os.environ, **(extra or {}), PARENT_PID: str(os.getpid())}
+
+
+def die_with_parent() -> None:
+    """Be killed when the parent dies. Does nothing when no parent of ours started this process."""
+    parent = os.environ.get(PARENT_PID)
+    if parent is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != int(parent):
+        sys.exit("the parent process is gone")
+
+
+def start_time(pid: int) -> int:
+    """Field 22 of /proc/PID/stat, clock ticks since boot: with the pid it names one process for ever. Raises ProcessLookupError."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def boot_id() -> str:
+    """Equal on two sides: they share a kernel, so also its monotonic clock."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def rss_nbytes(pid: int) -> int:
+    """Resident memory of a process; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
