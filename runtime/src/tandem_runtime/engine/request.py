@@ -34,7 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Logprob of one sampled token and of the most likely ones: pairs `(token id, logprob)`, most likely first."""
+    """Logprob of one sampled token, and `(token id, logprob)` of the most likely ones, most likely first."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -63,7 +63,7 @@ class Request:
     params: SamplingParams
     arrival_s: float  # time.monotonic()
     prefill_only: bool = False
-    priority: int = 0
+    priority: int = 0  # lower goes first
     output: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0  # tokens found in the prefix index at (the latest) admission
@@ -71,6 +71,12 @@ class Request:
     slot: int = -1  # the ranks' slot; -1 while the ranks do not know this request
     status: Status = Status.WAITING
     preemptions: int = 0
+    order: int = 0  # of arrival; set by the scheduler
+    admitted_s: float | None = None  # when it first got pages, time.monotonic()
+    overtaken: int = 0  # by younger requests, since it was last admitted
+    starved: int = 0  # times it found no page with nobody left to preempt
+    num_pages_sent: int = 0  # of `pages`, that the ranks know
+    page_names: list[bytes] = field(default_factory=list)  # of the first full pages, see `prefix`
 
     @property
     def num_tokens(self) -> int:

@@ -2,8 +2,8 @@
 
 Knows: slots, token ids, page tables. Does not know: requests, text, transfers.
 
-Ranks are stateful: `adds` opens slots, `drops` closes them (drops are applied first, so a slot may be reused in the same step),
-and each row then carries only what is new. Page ids are physical and equal on all ranks.
+Ranks are stateful: `adds` opens slots, `drops` closes them (drops are applied first, so a slot may be reused
+in the same step), and each row then carries only what is new. Page ids are physical and equal on all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .request import SamplingParams, TokenLogprobs
 class AddSlot(msgspec.Struct, frozen=True, array_like=True):
     """Open `slot`. `history` is prompt + output so far, needed for penalties; `prompt_len` splits the two.
 
-    `params` is None on prefill workers, which have no sampler.
+    On prefill workers, which have no sampler, `params` is None and `history` empty.
     """
 
     slot: int
@@ -28,7 +28,8 @@ class AddSlot(msgspec.Struct, frozen=True, array_like=True):
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """Compute `tokens` at positions `[start, start + len(tokens))` of `slot`.
 
-    `new_pages` are appended to the slot's page table before the pass. `sample` asks for one token from the last position.
+    `new_pages` are appended to the slot's page table before the pass. `sample` asks for one token from the
+    last position.
     """
 
     slot: int
@@ -39,9 +40,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """One pass. `counter_base` is what the layer counter must read before the first layer: passes so far × layers.
-
-    Rank 0 stores it at the start of the pass, which also moves the counter past a pass that failed half way.
+    """One pass. `counter_base` is what the layer counter must read before the first layer: passes so far,
+    times layers. Rank 0 stores it at the start of the pass, which also moves the counter past a pass that
+    failed half way.
     """
 
     step_id: int
@@ -65,7 +66,8 @@ class RowFault(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, tag="result"):
     """`tokens[i]` belongs to the i-th row of the step with `sample`; -1 where that row is in `faults`.
 
-    `error` set means the whole pass failed and nothing of it may be used. `fatal` means the device is unusable.
+    `error` set means the whole pass failed and nothing of it may be used: then `tokens` may be empty. `fatal`
+    means the device is unusable.
     """
 
     step_id: int
