@@ -1,1 +1,23 @@
-"""The `tandem` command."""
+"""The `tandem` command: `up`, `inspect`, `worker`, `router`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit status: 0 done, 2 something given cannot work, 1 it failed."""
+    parser = argparse.ArgumentParser(prog="tandem", description="Disaggregated prefill and decode.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in ("up", "inspect"):
+        importlib.import_module(f".{name}", __package__).add_parser(commands)
+    arguments = parser.parse_args(argv)
+    status: int = arguments.run(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

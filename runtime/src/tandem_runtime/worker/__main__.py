@@ -1,0 +1,144 @@
+"""A pod's main process: starts lead, ranks and server, and ends when one of them does.
+
+    python -m tandem_runtime.worker --config role.json        (who this worker is: TANDEM_* variables, see `instance.py`)
+
+It loads neither torch nor the fabric. Its exit status tells why it ended: 0 drained after SIGTERM, 2 the configuration or the model
+cannot work, 1 a process died. SIGTERM drains (the lead decides when it is done); SIGINT stops at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from pydantic import ValidationError
+from tandem_crds.role_config import Role, RoleConfig
+
+from ..instance import Instance
+from ..process import child_environment, die_with_parent
+
+log = logging.getLogger("tandem.pod")
+STOP_S = 5.0
+EXIT_CONFIGURATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of the pod."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Part]:
+    """The processes of this worker: lead, ranks, and a server where clients are served."""
+    module = [sys.executable, "-m"]
+    lead = Part("lead", [*module, "tandem_runtime.worker.lead", "--config", str(config_path)], instance.environment())
+    # OpenMP threads that spin between steps would take the cores from the progress threads and from the other ranks.
+    threads = {
+        "OMP_NUM_THREADS": str(instance.threads_per_rank),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MKL_NUM_THREADS": str(instance.threads_per_rank),
+    }
+    ranks = [
+        Part(
+            f"rank {index}",
+            [
+                *module, "tandem_runtime.engine.rank", "--config", str(config_path), "--rank", str(index),
+                "--socket", str(Path(instance.run_dir, "rank.sock")), "--store", str(Path(instance.run_dir, "store")),
+                "--threads", str(instance.threads_per_rank),
+            ],
+            threads,
+        )
+        for index in range(config.tensor_parallel)
+    ]  # fmt: skip
+    if config.role is Role.PREFILL:
+        return [lead, *ranks]
+    server = Part(
+        "server",
+        [
+            *module, "tandem_runtime.server", "--lead-socket", str(Path(instance.run_dir, "lead.sock")),
+            "--model-dir", config.model_path, "--host", instance.host, "--port", str(instance.server_port),
+            "--port-file", str(Path(instance.run_dir, "server-port")), "--served-name", config.served_name,
+        ],
+        {},
+    )  # fmt: skip
+    return [lead, *ranks, server]
+
+
+async def run(config: RoleConfig, config_path: Path, instance: Instance) -> int:
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[signal.Signals] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda n=number: stop.done() or stop.set_result(n))
+    children: dict[asyncio.Task[int], tuple[Part, asyncio.subprocess.Process]] = {}
+    for part in parts(config, config_path, instance):
+        process = await asyncio.create_subprocess_exec(
+            *part.arguments, env=child_environment(part.environment), stdin=asyncio.subprocess.DEVNULL
+        )
+        children[asyncio.create_task(process.wait())] = (part, process)
+    lead = next(process for part, process in children.values() if part.name == "lead")
+    try:
+        done, _ = await asyncio.wait({stop, *children}, return_when=asyncio.FIRST_COMPLETED)
+        if stop in done and stop.result() is signal.SIGTERM:
+            log.info("draining")
+            lead.send_signal(signal.SIGTERM)
+            done, _ = await asyncio.wait(children, return_when=asyncio.FIRST_COMPLETED)
+        ended = [(*children[task], task.result()) for task in children if task.done()]
+        if not ended or (stop.done() and all(code == 0 for _, _, code in ended)):
+            return 0
+        # Several may have ended together; a configuration error is the cause, the rest its echo.
+        part, _, code = min(ended, key=lambda item: (item[2] != EXIT_CONFIGURATION, item[0].name))
+        if code == EXIT_CONFIGURATION:
+            return EXIT_CONFIGURATION
+        how = f"by signal {-code}" if code < 0 else f"with status {code}"
+        log.error("the %s process ended %s", part.name, how)
+        return 1
+    finally:
+        await _stop([process for _, process in children.values()])
+
+
+async def _stop(processes: list[asyncio.subprocess.Process]) -> None:
+    alive = [process for process in processes if process.returncode is None]
+    for process in alive:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*(process.wait() for process in alive)), STOP_S)
+    for process in alive:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def main() -> int:
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    parser = argparse.ArgumentParser(prog="tandem worker", description="Run one prefill, decode or mixed worker.")
+    parser.add_argument("--config", required=True, type=Path, help="RoleConfig as JSON")
+    arguments = parser.parse_args()
+    try:
+        config = RoleConfig.model_validate_json(arguments.config.read_bytes())
+        instance = Instance.from_environment(dict(os.environ))
+    except (OSError, ValidationError, ValueError) as error:
+        print(f"error: {arguments.config}: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    with contextlib.ExitStack() as stack:
+        if not instance.run_dir:
+            run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))
+            instance = msgspec.structs.replace(instance, run_dir=run_dir)
+        return asyncio.run(run(config, arguments.config, instance))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
