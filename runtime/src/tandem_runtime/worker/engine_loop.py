@@ -62,7 +62,6 @@ class _Record:
     """What the loop remembers of a request that a server waits for."""
 
     request: Request
-    first_step_s: float | None = None
     first_token_s: float | None = None
     transfer: Timing | None = None
 
@@ -81,7 +80,7 @@ class EngineLoop:
         self._send = send
         self._wake = asyncio.Event()
         self._records: dict[str, _Record] = {}
-        self._preemptions = 0
+        self._seen = (0, 0, 0)  # the scheduler's totals that the metrics know of
         self.draining = False
         self.steps = 0
 
@@ -144,11 +143,12 @@ class EngineLoop:
             begin = time.perf_counter()
             self.side.before_plan()
             planned = self.scheduler.plan()
+            for emitted in self.scheduler.take_ended():
+                self._emit(emitted)
             if planned is None:
                 self._observe()
                 await self._wake.wait()
                 continue
-            self._stamp(planned)
             self.side.planned(planned)
             overhead_s = time.perf_counter() - begin
             result = await self._ranks.step(planned.step)
@@ -165,14 +165,6 @@ class EngineLoop:
 
                 raise RankError(f"the device is unusable: {result.error}")
 
-    def _stamp(self, planned: Planned) -> None:
-        now = time.monotonic()
-        for request in planned.admitted:
-            record = self._records.get(request.id)
-            if record is not None and record.first_step_s is None:
-                record.first_step_s = now
-                self._metrics.queue.observe(now - request.arrival_s)
-
     def _emit(self, emitted: Emitted) -> None:
         request = emitted.request
         record = self._records.get(request.id)
@@ -181,6 +173,8 @@ class EngineLoop:
         now = time.monotonic()
         if emitted.tokens and record.first_token_s is None:
             record.first_token_s = now
+            if request.admitted_s is not None:
+                self._metrics.queue.observe(request.admitted_s - request.arrival_s)
         output = Output(
             request.id,
             emitted.tokens,
@@ -199,11 +193,11 @@ class EngineLoop:
     def _timing(self, record: _Record) -> Timing:
         if record.transfer is not None:
             return record.transfer
-        request = record.request
-        if record.first_step_s is None:
+        request, admitted_s = record.request, record.request.admitted_s
+        if admitted_s is None:
             return Timing(time.monotonic() - request.arrival_s, decode_node=self._node)
-        prefill_s = None if record.first_token_s is None else record.first_token_s - record.first_step_s
-        return Timing(record.first_step_s - request.arrival_s, prefill_s, decode_node=self._node)
+        prefill_s = None if record.first_token_s is None else record.first_token_s - admitted_s
+        return Timing(admitted_s - request.arrival_s, prefill_s, decode_node=self._node)
 
     def _count(self, planned: Planned, result: StepResult, overhead_s: float) -> None:
         metrics = self._metrics
@@ -211,13 +205,17 @@ class EngineLoop:
         metrics.forward.observe(result.forward_s)
         metrics.step_overhead.observe(overhead_s)
         metrics.generation_tokens.inc(sum(token >= 0 for token in result.tokens))
-        metrics.prompt_tokens.inc(sum(len(row.tokens) for row in planned.step.rows if not row.sample))
+        metrics.prompt_tokens.inc(sum(len(row.tokens) - row.sample for row in planned.step.rows))
         self._observe()
 
     def _observe(self) -> None:
-        counts = self.scheduler.counts()
-        self._metrics.running.set(counts.running)
-        self._metrics.waiting.set(counts.waiting)
-        self._metrics.blocked.set(counts.blocked)
-        self._metrics.preemptions.inc(self.scheduler.num_preemptions - self._preemptions)
-        self._preemptions = self.scheduler.num_preemptions
+        scheduler, metrics = self.scheduler, self._metrics
+        counts = scheduler.counts()
+        metrics.running.set(counts.running)
+        metrics.waiting.set(counts.waiting)
+        metrics.blocked.set(counts.blocked)
+        totals = (scheduler.num_preemptions, scheduler.prefix_query_tokens, scheduler.prefix_hit_tokens)
+        counters = (metrics.preemptions, metrics.prefix_queries, metrics.prefix_hits)
+        for counter, total, seen in zip(counters, totals, self._seen, strict=True):
+            counter.inc(total - seen)
+        self._seen = totals
