@@ -1,15 +1,21 @@
-"""RoleConfig: everything a worker of one role starts from, the same in the cluster (ConfigMap) and under `tandem up` (file).
+"""RoleConfig: everything a worker of one role starts from, the same in the cluster and under `tandem up`.
 
-Knows: the model's facts, sizes, fabric. Does not know: what differs between processes of a role (addresses, ports, UID, keys, peer
-source): that is an `Instance`, from environment and flags.
+Knows: the model's facts, sizes, fabric. Does not know: what differs between processes of a role (addresses,
+ports, UID, keys, peer source): that is an `Instance`, from environment and flags.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from . import sizing
+from .kv_key import kv_key
+
+if TYPE_CHECKING:
+    from .model import DisaggregatedModel
 
 ROLE_CONFIG_VERSION = 1
 
@@ -25,7 +31,9 @@ class Frozen(BaseModel):
 
 
 class ModelFacts(Frozen):
-    """What `tandem inspect` finds. Sizes in bytes; `weights_id` identifies the resolved weights (commit, or a digest of local files)."""
+    """What `tandem inspect` finds. `weights_id` identifies the weights: a commit, or a digest of local
+    files.
+    """
 
     uri: str
     weights_id: str
@@ -70,7 +78,7 @@ class FabricConfig(Frozen):
 
 
 class RoleConfig(Frozen):
-    version: Literal[1] = ROLE_CONFIG_VERSION
+    version: Literal[1] = 1
     name: str  # of the DisaggregatedModel
     served_name: str
     role: Role
@@ -85,3 +93,57 @@ class RoleConfig(Frozen):
     fabric: FabricConfig
     prefill_fallback: Literal["Reject", "Local"] = "Reject"
     drain_seconds: int = 600
+
+
+class RoleConfigError(ValueError):
+    """No worker could start from this. One line that names the field, its value and what is allowed."""
+
+
+# In order of preference, for the built-in profiles. libfabric 1.x calls its TCP provider without a core beneath it
+# `net`; from 2.0 on that is `tcp`.
+PROVIDERS = {"tcp": ["net", "tcp"], "efa": ["efa"], "roce": ["verbs"], "infiniband": ["verbs"]}
+
+
+def build_role_config(
+    model: DisaggregatedModel, facts: ModelFacts, role: Role, model_path: str
+) -> RoleConfig:
+    """What every worker of `role` starts from. `mixed` takes decode's settings. Raises RoleConfigError.
+
+    The longest length is the one that prefill's and decode's KV caches both hold, for every role: whatever
+    one worker accepts, its peers can take.
+    """
+    spec = model.spec
+    path, settings = ("prefill", spec.prefill) if role is Role.PREFILL else ("decode", spec.decode)
+    if spec.fabric.profile not in PROVIDERS:
+        raise RoleConfigError(
+            f"spec.fabric.profile is {spec.fabric.profile}; known here: {', '.join(PROVIDERS)}"
+        )
+    try:
+        for name, one in (("prefill", spec.prefill), ("decode", spec.decode)):
+            sizing.check_tensor_parallel(facts, one.tensor_parallel, name)
+        max_model_len = sizing.max_model_len(spec, facts)
+        pages = sizing.pool_pages(spec, settings, facts, path)
+    except sizing.SizingError as error:
+        raise RoleConfigError(f"spec.{error}") from error
+    dtype = sizing.kv_dtype(spec, facts)
+    return RoleConfig(
+        name=model.metadata.name,
+        served_name=spec.model.served_name or model.metadata.name,
+        role=role,
+        device="cpu" if spec.accelerator.type == "CPU" else "cuda",
+        model=facts,
+        model_path=model_path,
+        tensor_parallel=settings.tensor_parallel,
+        data_parallel=settings.data_parallel,
+        engine=EngineLimits(
+            dtype=sizing.engine_dtype(spec, facts),
+            max_model_len=max_model_len,
+            max_batched_tokens=sizing.max_batched_tokens(spec, settings),
+            max_sequences=sizing.max_sequences(spec, settings),
+        ),
+        kv=KVConfig(dtype=dtype, page_tokens=spec.engine.page_size, pages=pages),
+        kv_key=kv_key(facts, dtype, spec.engine.page_size),
+        fabric=FabricConfig(providers=PROVIDERS[spec.fabric.profile]),
+        prefill_fallback=spec.decode.prefill_fallback,
+        drain_seconds=spec.drain_seconds,
+    )
