@@ -44,7 +44,7 @@ from .engine_loop import EngineLoop
 from .metrics import Metrics
 from .port import WorkerPort
 from .prefill_side import PrefillSide
-from .ranks import RankError, RankGroup
+from .ranks import LoadError, RankError, RankGroup
 from .server_link import ServerLink
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ def main() -> int:
     instance = Instance.from_environment(dict(os.environ))
     try:
         uvloop.run(_serve(config, instance))
-    except (ConfigurationError, ProviderError) as error:
+    except (ConfigurationError, LoadError, ProviderError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
     except (RankError, FabricError) as error:

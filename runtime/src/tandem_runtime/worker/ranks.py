@@ -33,7 +33,11 @@ MAX_FDS = 3
 
 
 class RankError(RuntimeError):
-    """A rank could not load, broke the protocol or died."""
+    """A rank broke the protocol or died."""
+
+
+class LoadError(RankError):
+    """The model cannot be served as configured; the message is the rank's one line."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +81,7 @@ class RankGroup:
                     case Loaded() as loaded:
                         link.loaded = loaded
                     case LoadFailed(message):
-                        raise RankError(message)
+                        raise LoadError(message)
                     case None:
                         raise RankError("a rank process ended while it loaded the model")
                     case StepResult():
