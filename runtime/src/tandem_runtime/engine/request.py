@@ -74,7 +74,6 @@ class Request:
     order: int = 0  # of arrival; set by the scheduler
     admitted_s: float | None = None  # when it first got pages, time.monotonic()
     overtaken: int = 0  # by younger requests, since it was last admitted
-    starved: int = 0  # times it found no page with nobody left to preempt
     num_pages_sent: int = 0  # of `pages`, that the ranks know
     page_names: list[bytes] = field(default_factory=list)  # of the first full pages, see `prefix`
 

@@ -18,11 +18,12 @@ who is admitted first and, from the other end, who is preempted. So the most sen
 and no two can preempt each other in turns.
 
 A request is admitted only with pages for all of its tokens and one left over for each request that may grow.
-Chunked prompts therefore never compete for pages; only growth by sampled tokens preempts. Pages of a blocked
-request are pinned, as preemption cannot bring them back, and at most half of the pool is: the running
-requests can always grow into the other half at each other's cost.
+Chunked prompts therefore never compete for pages; only growth by sampled tokens preempts, and who preempts
+itself comes back only when there is the page that it lacked. Pages of a blocked request are pinned, as
+preemption cannot bring them back, and at most half of the pool is: the running requests can always grow into
+the other half at each other's cost.
 
-One pass is in flight at a time, from `plan` to `apply`; what befalls its requests meanwhile waits for `apply`.
+One pass is in flight at a time, from `plan` to `apply`; what befalls its requests meanwhile waits for that.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ __all__ = ["Emitted", "Planned", "Remote", "RequestCounts", "Scheduler", "Schedu
 
 LOOK_AHEAD = 8  # waiting requests that one admission considers
 MAX_OVERTAKEN = 32  # younger requests that may be admitted before one that does not fit yet
-MAX_STARVED = 2  # times that a request may find no page with nobody left to preempt
 
 
 def seniority(request: Request) -> tuple[int, int]:
@@ -83,7 +83,6 @@ class Scheduler:
         self._remote: list[Request] = []  # waiting for a prefill worker, by seniority
         self._blocked: dict[str, Request] = {}
         self._running: list[Request] = []  # by seniority
-        self._ended: list[Emitted] = []
         self._in_flight: Step | None = None
         self._in_pass: list[Request] = []  # one for each row of the pass in flight
         self._aborted: set[str] = set()  # among those
@@ -115,11 +114,6 @@ class Scheduler:
             self._aborted.add(request_id)
             return None
         return self._end(request, FinishReason.ABORT)
-
-    def take_ended(self) -> list[Emitted]:
-        """Requests that ended while a pass was planned: ask after each `plan`, whatever it returned."""
-        ended, self._ended = self._ended, []
-        return ended
 
     @property
     def idle(self) -> bool:
@@ -320,16 +314,10 @@ class Scheduler:
         missing = self._pool.pages_for(request.num_computed + 1) - len(request.pages)
         while missing > self._pool.available:
             victim = self._running[-1]
-            alone = victim is request and len(self._running) == 1 and not self._blocked
             self._vacate(victim)
             self._enqueue(victim)
             victim.preemptions += 1
             self.num_preemptions += 1
-            if alone:
-                request.starved += 1
-                if request.starved == MAX_STARVED:
-                    message = f"no KV cache page is left at {request.num_tokens} tokens and nothing else runs"
-                    self._ended.append(self._end(request, FinishReason.ERROR, message))
             if victim is request:
                 return False
         if missing > 0:
