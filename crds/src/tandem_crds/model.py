@@ -7,12 +7,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from .embedded import unsupported_by_embedded
 from .manifest import ManifestError, parse
 from .rules import ApiModel
 from .spec import Spec
 from .status import Status
 
-__all__ = ["API_VERSION", "GROUP", "KIND", "VERSION", "DisaggregatedModel", "ManifestError", "load_manifest"]
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KIND",
+    "VERSION",
+    "DisaggregatedModel",
+    "ManifestError",
+    "load_manifest",
+    "unsupported_by_embedded",
+]
 
 GROUP = "tandem.dev"
 VERSION = "v1alpha1"

@@ -99,8 +99,8 @@ class RoleConfigError(ValueError):
     """No worker could start from this. One line that names the field, its value and what is allowed."""
 
 
-# In order of preference, for the built-in profiles. libfabric 1.x calls its TCP provider without a core beneath it
-# `net`; from 2.0 on that is `tcp`.
+# In order of preference, for the built-in profiles. libfabric 1.x calls its connectionless TCP provider
+# `net`; from 2.0 on that is what `tcp` does.
 PROVIDERS = {"tcp": ["net", "tcp"], "efa": ["efa"], "roce": ["verbs"], "infiniband": ["verbs"]}
 
 
