@@ -39,7 +39,7 @@ class Rule:
 
     def to_cel(self) -> dict[str, str]:
         """One entry of `x-kubernetes-validations`."""
-        rule = {"rule": self.cel, "message": _placeholder.sub(r"\1", self.message)}
+        rule = {"rule": self.cel, "message": re.sub(r" \{[A-Za-z.]+\}", "", self.message)}
         if fields := _placeholder.findall(self.message):
             # `format`, because string(int) with + exceeds the API server's cost budget a hundredfold.
             text = _placeholder.sub("%s", self.message.replace("%", "%%"))
