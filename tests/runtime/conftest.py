@@ -1,4 +1,6 @@
-"""Checkpoints shared by the runtime's tests. Its place puts tests/runtime on the import path, so `import tiny_checkpoints` works."""
+"""Checkpoints shared by the runtime's tests. Its place puts tests/runtime on the import path, so `import
+tiny_checkpoints` works.
+"""
 
 from __future__ import annotations
 

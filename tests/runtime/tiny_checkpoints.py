@@ -1,25 +1,28 @@
-"""Tiny random checkpoints that every test of the runtime may serve: two layers, a vocabulary of 384, a real tokenizer.
+"""Tiny random checkpoints that every test of the runtime may serve: two layers, a vocabulary of 384, a real
+tokenizer.
 
-The weights are drawn from a fixed seed and spread wide enough that greedy decoding does not fall into one token; the tokenizer is
-byte-level (one token a byte, then merges learnt from a few sentences), so that any text can be encoded. Written with transformers,
-which is also the oracle that the engine is held against.
+The weights are drawn from a fixed seed and spread wide enough that greedy decoding does not fall into one
+token; the tokenizer is byte-level (one token a byte, then merges learnt from a few sentences), so that any
+text can be encoded. Written with transformers, which is also the oracle that the engine is held against.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 VOCAB_SIZE = 384
 BOS, EOS = 0, 1
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _SENTENCES = [
     "The capital of France is Paris, and the river that flows through it is the Seine.",
@@ -51,7 +54,9 @@ LLAMA3_ROPE = {
 
 
 def write_llama(directory: Path, *, seed: int = 0, shards: int = 1, **config: Any) -> Path:
-    """A Llama; `config` overrides the small defaults under transformers' names (`attention_bias=True`, `rope_parameters=...`)."""
+    """A Llama; `config` overrides the small defaults under transformers' names (`attention_bias=True`,
+    `rope_parameters=...`).
+    """
     return _write(LlamaForCausalLM, LlamaConfig(**{**_SMALL, **config}), directory, seed, shards)
 
 
