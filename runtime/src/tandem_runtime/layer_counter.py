@@ -2,8 +2,9 @@
 
 Knows: one 64-bit word in shared memory and an eventfd. Does not know: passes, pages.
 
-The value is monotonic over passes: passes × layers + layers done. The store has release order, so whoever reads the new value also sees
-the KV that was written before it. On a CPU the writer also signals the eventfd, so that the reader may sleep.
+The value is monotonic over passes: passes x layers + layers done. The store has release order, so whoever
+reads the new value also sees the KV that was written before it. On a CPU the writer also signals the eventfd,
+so that the reader may sleep.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ COUNTER_NBYTES = 4096
 
 
 class LayerCounter:
-    """Rank 0's end. `memfd` and `eventfd` go to the lead, which maps the word and hands both to the C core."""
+    """Rank 0's end. `memfd` and `eventfd` go to the lead, which maps the word and hands both to the C core.
+    """
 
     def __init__(self) -> None:
         self.memfd = os.memfd_create("tandem-layer-counter", os.MFD_CLOEXEC)

@@ -1,1 +1,3 @@
-"""Our binding of the system's libfabric: a C core with one progress thread per NIC group, and its Python face."""
+"""Our binding of the system's libfabric: a C core with one progress thread per NIC group, and its Python
+face.
+"""

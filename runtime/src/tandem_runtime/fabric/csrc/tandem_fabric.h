@@ -38,7 +38,8 @@ typedef struct {
   uint32_t spin_us;           /* while transfers are live: how long to poll without an event before sleeping */
   const int *cpus;            /* pin the progress thread here; NULL: do not */
   size_t n_cpus;
-  const char *name;           /* thread name, at most 15 bytes; shm: also the endpoint names' prefix */
+  const char *name;           /* thread name, at most 15 bytes */
+  int one_endpoint;           /* 1: every link shares the bootstrap endpoint, as EFA always does; 0: the provider decides */
 } tdm_config;
 
 typedef struct {
@@ -48,8 +49,15 @@ typedef struct {
   int provider_keys;          /* MR keys come from the provider; else they are random */
   int delivery_complete;      /* writes are posted with FI_DELIVERY_COMPLETE */
   int immediate_nbytes;
+  int one_endpoint;           /* links share one endpoint: closing one is no fence at all */
+  int close_fences_target;    /* after TDM_EV_LINK_CLOSED no write of the peer lands through that link */
+  int close_fences_source;    /* after TDM_EV_LINK_CLOSED our memory is not read for writes posted on that link; shm: 0 */
   size_t max_message, max_write, tx_window;
 } tdm_info;
+
+/* Can this machine open the provider? Fills `text` with one line either way ("ok (libfabric 1.17, net)", or the reason). Returns 1 or 0.
+ * The port range of net and tcp is read once in a process, by whichever call comes first: give the same one everywhere. */
+int tdm_probe(const tdm_config *config, char *text, size_t text_nbytes);
 
 /* Fills `error` (one line) on failure and returns NULL. */
 tdm_core *tdm_open(const tdm_config *config, char *error, size_t error_nbytes);
@@ -61,35 +69,41 @@ const char *tdm_strerror(int code);
 /* --- memory ------------------------------------------------------------------------------------------------------------------- */
 
 /* Maps `nbytes` of `fd` (a memfd), registers them for local and remote write, and reports the key and the base that a peer must use
- * (base 0 where the provider addresses by offset). Blocks; done at start. Regions live as long as the core. */
+ * (base 0 where the provider addresses by offset). Blocks; done at start. Regions live as long as the core. This key is good through every
+ * link; a peer gets the keys of TDM_EV_LINK_OPEN, which die with its link. */
 int tdm_register_fd(tdm_core *core, uint32_t region, int fd, size_t nbytes, uint64_t *key, uint64_t *base);
 /* The core's mapping of a region, for tests and for tails. */
 void *tdm_region_memory(tdm_core *core, uint32_t region);
 
 /* --- links -------------------------------------------------------------------------------------------------------------------- */
 
-/* The bootstrap endpoint's address, to be published. */
+/* The bootstrap endpoint's address, to be published. `nbytes`: in the room, out the length. */
 int tdm_bootstrap_address(tdm_core *core, uint8_t *address, size_t *nbytes);
 /* Sends one opaque frame from the bootstrap endpoint; unauthenticated, best effort, never blocks. */
 int tdm_bootstrap_send(tdm_core *core, const uint8_t *address, size_t address_nbytes, const uint8_t *frame, size_t frame_nbytes);
 
-/* Opens the endpoint of `link`; answered by TDM_EV_LINK_OPEN with its address, or TDM_EV_LINK_FAILED. */
-int tdm_link_open(tdm_core *core, uint32_t link);
-
 typedef struct {
   uint64_t key, base, nbytes;
 } tdm_remote_region;
+
+/* Opens the endpoint of `link`; answered by TDM_EV_LINK_OPEN or TDM_EV_LINK_FAILED.
+ *
+ * TDM_EV_LINK_OPEN brings the link's address and, for each region registered so far in the order of their numbers, what the peer must use
+ * to write into it. These keys die with the link. A key for each link closes a hole of net and tcp: they reconnect by themselves, so a writer
+ * that has not heard of the close could reach a later endpoint that got the same port. Where links share an endpoint they are the regions'
+ * own keys. */
+int tdm_link_open(tdm_core *core, uint32_t link);
 
 /* Tells an open link who its peer is, and the session key that seals frames in both directions: BLAKE2s-128 keyed with `key`, over
  * `direction byte || frame`. `initiator` is 1 on the side that sent HELLO; it picks the direction bytes, so that a frame cannot be
  * reflected. */
 int tdm_link_connect(tdm_core *core, uint32_t link, const uint8_t *address, size_t nbytes, const uint8_t key[TDM_KEY_NBYTES],
                      int initiator);
-/* The peer's regions, index = the peer's region id (its rank). Needed before writes. */
+/* The peer's regions, index = the peer's region id (its rank). Needed before tdm_out_begin. */
 int tdm_link_regions(tdm_core *core, uint32_t link, const tdm_remote_region *regions, size_t n);
 /* Queues one control frame (without MAC; the core appends it). Kept in order; -ENOBUFS when the link's queue is full. */
 int tdm_link_send(tdm_core *core, uint32_t link, const uint8_t *frame, size_t nbytes);
-/* What PONG carries from now on on every link: `body` is opaque; the core adds its own age since this call. */
+/* What PONGs on this link carry from now on: `body` is opaque; the core adds how long ago this call was. */
 int tdm_link_set_pong(tdm_core *core, uint32_t link, const uint8_t *body, size_t nbytes);
 /* Closes the endpoint. Answered by TDM_EV_LINK_CLOSED: from then on no write of the peer can land through it, and (net, tcp, verbs)
  * no byte of our memory is read for writes that were posted on it. Outgoing transfers of the link end with TDM_EV_OUT_DRAINED whose
@@ -122,7 +136,8 @@ typedef struct {
   uint32_t layers;
 } tdm_geometry;
 
-/* Declares an outgoing transfer on `link`. Every write of it carries `immediate`. */
+/* Declares an outgoing transfer on `link`. Every write of it carries `immediate`. A write that fails stops its transfer: nothing is ever
+ * posted twice. -ENOTCONN without a connected link and its regions. */
 int tdm_out_begin(tdm_core *core, uint64_t transfer, uint32_t link, uint32_t immediate, const tdm_geometry *geometry,
                   const tdm_segment *segments, size_t n_segments);
 
@@ -133,6 +148,9 @@ typedef struct {
   int last;                   /* nothing follows: the transfer drains when all of it is posted and complete */
 } tdm_plan_item;
 
+/* Items whose transfer has ended, stopped or failed are accepted and ignored: the caller learns of it by the event. Pages outside a region are
+ * -ERANGE, an unknown transfer is -ENOENT; then nothing of the call is taken. */
+
 /* Pages that are valid in every layer already (a prefix hit): posted as fast as the window allows. */
 int tdm_out_post(tdm_core *core, const tdm_plan_item *item);
 /* Publishes a step's plan before the step runs: layer l of the items is posted when the layer counter reaches base + l + 1. */
@@ -141,7 +159,7 @@ int tdm_plan_publish(tdm_core *core, uint64_t base, const tdm_plan_item *items, 
 int tdm_plan_abort(tdm_core *core, uint64_t base);
 /* Stops posting for `transfer`. Answered by TDM_EV_OUT_DRAINED once what was posted has completed or its link is closed. */
 int tdm_out_stop(tdm_core *core, uint64_t transfer);
-/* One write outside the pages (tails, probes), counted with the transfer. */
+/* One write outside the pages (tails, probes), counted with the transfer. Before the item marked `last`. */
 int tdm_out_write(tdm_core *core, uint64_t transfer, uint32_t immediate, uint32_t source_region, uint64_t source_offset,
                   uint32_t target_region, uint64_t target_offset, uint64_t nbytes);
 
@@ -160,7 +178,7 @@ int tdm_watch_process(tdm_core *core, uint32_t link, int pid, uint64_t start_tim
 enum {
   TDM_EV_NONE = 0,
   TDM_EV_BOOTSTRAP = 1,       /* data: a frame from the bootstrap endpoint, not authenticated */
-  TDM_EV_LINK_OPEN = 2,       /* link; data: its address */
+  TDM_EV_LINK_OPEN = 2,       /* link; data: its address (`count` bytes), then a tdm_remote_region for each region */
   TDM_EV_LINK_FAILED = 3,     /* link, code; data: text. Still to be closed with tdm_link_close */
   TDM_EV_LINK_CLOSED = 4,     /* link */
   TDM_EV_FRAME = 5,           /* link; data: an authenticated frame without its MAC */
@@ -194,14 +212,17 @@ typedef struct {
   uint64_t frames_sent, frames_received, frames_rejected; /* rejected: bad MAC, size or magic */
   uint64_t pings_answered, cq_errors, eagain;
   uint64_t links_open, transfers_open, plans_pending;
-  uint64_t sleeps, wakeups;
+  uint64_t sleeps, wakeups;   /* times the thread slept, and times a caller had to wake it */
+  uint64_t thread_cpu_ns;     /* CPU time of the progress thread since it started */
 } tdm_stats;
 
 void tdm_get_stats(tdm_core *core, tdm_stats *stats);
-/* CLOCK_MONOTONIC ns of the last authenticated frame or write from the link's peer, and the round trip of the last PING. */
+/* CLOCK_MONOTONIC ns of the last authenticated frame from the link's peer (0: never), and the round trip of the last PING (0: none yet).
+ * Writes do not count: an immediate does not say through which link it came. */
 int tdm_link_health(tdm_core *core, uint32_t link, uint64_t *last_heard_ns, uint64_t *rtt_ns);
 
 /* Keyed BLAKE2s (RFC 7693), digest of TDM_MAC_NBYTES; exported so that the tests can hold it against hashlib. */
 void tdm_mac(const uint8_t key[TDM_KEY_NBYTES], const uint8_t *data, size_t nbytes, uint8_t mac[TDM_MAC_NBYTES]);
+uint64_t tdm_now_ns(void);
 
 #endif
