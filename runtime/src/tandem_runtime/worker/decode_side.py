@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tandem.decode")
 MAX_RETRIES = 2
+MAX_LANDED = 4096  # transfers whose timing may still come
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class DecodeSide:
         self._messenger: DecodeMessenger | None = None
         self._tickets: dict[int, tuple[Request, float]] = {}  # ticket -> request, time of dispatch
         self._of_request: dict[str, int] = {}
+        self._landed: dict[int, tuple[Request, float]] = {}
         self._attempts: dict[str, _Attempts] = {}
 
     def attach(self, messenger: DecodeMessenger) -> None:
@@ -98,24 +100,22 @@ class DecodeSide:
         self._attempts.pop(request.id, None)
         self._scheduler.ready(request.id)
         self._metrics.transfer_nbytes.inc(timing.nbytes)
+        self._landed[ticket] = (request, dispatched_s)
+        if len(self._landed) > MAX_LANDED:
+            del self._landed[next(iter(self._landed))]
+        self._record(request, dispatched_s, timing)
+        self._loop.wake()
+
+    def timed(self, ticket: int, timing: TransferTiming) -> None:
+        """Prefill's part of the timing, which readiness did not wait for."""
+        landed = self._landed.pop(ticket, None)
+        if landed is None:
+            return
         if timing.transfer_s is not None:
             self._metrics.transfer_seconds.observe(timing.transfer_s)
         if timing.exposed_s is not None:
             self._metrics.exposed_seconds.observe(timing.exposed_s)
-        self._loop.transferred(
-            request.id,
-            Timing(
-                queue_s=dispatched_s - request.arrival_s,
-                prefill_s=timing.prefill_s,
-                prefill_queue_s=timing.queue_s,
-                transfer_s=timing.transfer_s,
-                exposed_s=timing.exposed_s,
-                kv_nbytes=timing.nbytes,
-                prefill_node=timing.node,
-                decode_node=self._node,
-            ),
-        )
-        self._loop.wake()
+        self._record(*landed, timing)
 
     def failed(self, ticket: int, reason: str, message: str, retryable: bool, node: str) -> None:
         request, _ = self._tickets[ticket]
@@ -143,6 +143,21 @@ class DecodeSide:
         self._loop.wake()
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _record(self, request: Request, dispatched_s: float, timing: TransferTiming) -> None:
+        self._loop.transferred(
+            request.id,
+            Timing(
+                queue_s=dispatched_s - request.arrival_s,
+                prefill_s=timing.prefill_s,
+                prefill_queue_s=timing.queue_s,
+                transfer_s=timing.transfer_s,
+                exposed_s=timing.exposed_s,
+                kv_nbytes=timing.nbytes,
+                prefill_node=timing.node,
+                decode_node=self._node,
+            ),
+        )
 
     def _dispatch(self, remote: Remote) -> None:
         assert self._messenger is not None
