@@ -52,6 +52,7 @@ struct traits {
   bool fences_target, fences_source;
   bool virtual_address, provider_keys, local_keys, endpoint_keys;
   bool delivery_complete;
+  bool sticky_signal;   /* net and tcp before 1.19: fi_trywait does not clear the queue's descriptor, a wait set does */
 };
 
 const struct libfabric *libfabric_load(char *error, size_t error_nbytes);
@@ -286,6 +287,7 @@ struct tdm_core {
   /* The progress thread's own. */
   struct fid_fabric *fabric;
   struct fid_domain *domain;
+  struct fid_wait *wait_set;  /* only with a sticky signal */
   struct fid_cq *cq;
   size_t cq_size;
   struct endpoint *endpoints;  /* the open ones */

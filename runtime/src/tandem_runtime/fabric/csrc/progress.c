@@ -18,6 +18,8 @@
 
 #include "core.h"
 
+#define CQ_SIZE_MAX 32768
+#define CQ_SIZE_MIN 1024
 #define READ_BATCH 64
 #define READS_PER_TURN 8
 #define SLEEP_MIN_NS 20000ull
@@ -30,22 +32,40 @@
 
 /* --- opening and closing -------------------------------------------------------------------------------------------------------------- */
 
+static void close_queue(struct tdm_core *core) {
+  if (core->cq != NULL) fi_close(&core->cq->fid);
+  if (core->wait_set != NULL) fi_close(&core->wait_set->fid);
+  core->cq = NULL;
+  core->wait_set = NULL;
+}
+
+/* The queue, and the descriptor that turns readable when there is work on it; shm has none. */
+static int open_queue_of(struct tdm_core *core, size_t size) {
+  struct fi_cq_attr attr = {.size = size, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
+  int rc;
+  if (core->traits.sticky_signal) {
+    struct fi_wait_attr wait_attr = {.wait_obj = FI_WAIT_FD};
+    if ((rc = fi_wait_open(core->fabric, &wait_attr, &core->wait_set)) != 0) return rc;
+    if ((rc = fi_control(&core->wait_set->fid, FI_GETWAIT, &core->cq_fd)) != 0) return rc;
+    attr.wait_obj = FI_WAIT_SET;
+    attr.wait_set = core->wait_set;
+    return fi_cq_open(core->domain, &attr, &core->cq, NULL);
+  }
+  rc = fi_cq_open(core->domain, &attr, &core->cq, NULL);
+  if (rc == 0) return fi_control(&core->cq->fid, FI_GETWAIT, &core->cq_fd);
+  if (rc != -FI_ENOSYS) return rc;
+  attr.wait_obj = FI_WAIT_NONE;
+  return fi_cq_open(core->domain, &attr, &core->cq, NULL);
+}
+
 static int open_queue(struct tdm_core *core) {
   /* Everything that can be unfinished must fit, because EFA and verbs do not protect the queue. */
   int rc = -FI_EINVAL;
-  for (size_t size = 32768; size >= 1024 && rc != 0; size /= 2) {
-    struct fi_cq_attr attr = {.size = size, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
-    rc = fi_cq_open(core->domain, &attr, &core->cq, NULL);
-    if (rc == 0 && fi_control(&core->cq->fid, FI_GETWAIT, &core->cq_fd) != 0) {
-      core->cq_fd = -1;
-      fi_close(&core->cq->fid);
-      rc = -FI_ENOSYS;
-    }
-    if (rc == -FI_ENOSYS) { /* shm has no descriptor */
-      attr.wait_obj = FI_WAIT_NONE;
-      rc = fi_cq_open(core->domain, &attr, &core->cq, NULL);
-    }
+  for (size_t size = CQ_SIZE_MAX; size >= CQ_SIZE_MIN && rc != 0; size /= 2) {
     core->cq_size = size;
+    core->cq_fd = -1;
+    rc = open_queue_of(core, size);
+    if (rc != 0) close_queue(core);
   }
   if (rc != 0) return rc;
   core->info.has_wait_fd = core->cq_fd >= 0;
@@ -87,7 +107,7 @@ static void close_all(struct tdm_core *core) {
     endpoint_free(core->bootstrap);
   }
   memory_free(core);
-  if (core->cq != NULL) fi_close(&core->cq->fid);
+  close_queue(core);
   if (core->domain != NULL) fi_close(&core->domain->fid);
   if (core->fabric != NULL) fi_close(&core->fabric->fid);
 }
@@ -254,17 +274,15 @@ static int wait_events(struct tdm_core *core, struct epoll_event *events, int ca
   return epoll_wait(core->epoll_fd, events, capacity, (int)((timeout_ns + 999999ull) / 1000000ull)); /* Linux before 5.11 */
 }
 
-/* Is the queue's descriptor worth waiting on? */
+/* Whether the queue's descriptor may be waited on: nothing has come since it was last read. */
 static bool may_wait(struct tdm_core *core) {
-  if (core->cq_fd < 0) return true;
+  if (core->wait_set != NULL) {
+    fi_wait(core->wait_set, 0); /* clears the signal; all that has come since is found by the read below */
+    bool dry;
+    return read_completions(core, &dry) == 0;
+  }
   struct fid *fids[1] = {&core->cq->fid};
-  if (fi_trywait(core->fabric, fids, 1) != 0) return false;
-  /* 1.17's net answers fi_trywait without clearing the signal that its last completion left, so the descriptor would stay readable for ever.
-   * A blocking read without patience clears it; what it finds is handled like any completion. */
-  struct fi_cq_data_entry entry;
-  ssize_t n = fi_cq_sread(core->cq, &entry, 1, NULL, 0);
-  if (n == 1) completed(core, &entry);
-  return n == -FI_EAGAIN || n == -FI_ENOSYS;
+  return core->cq_fd < 0 || fi_trywait(core->fabric, fids, 1) == 0;
 }
 
 static void rest(struct tdm_core *core, uint64_t *idle_since_ns) {

@@ -214,6 +214,7 @@ struct fi_info *provider_find(const struct libfabric *lib, const tdm_config *con
           .local_keys = (mr_mode & FI_MR_LOCAL) != 0,
           .endpoint_keys = (mr_mode & FI_MR_ENDPOINT) != 0,
           .delivery_complete = delivery != 0,
+          .sticky_signal = is_tcp(names[i]) && FI_VERSION_LT(version, FI_VERSION(1, 19)),
       };
       return chosen;
     }
