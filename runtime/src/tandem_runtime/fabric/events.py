@@ -7,15 +7,6 @@ Knows: links, transfers and slots by number. Does not know: peers, requests. Tim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class GrantedRegion(NamedTuple):
-    """What one link's peer needs to write into one of our regions. The key dies with the link."""
-
-    key: int
-    base: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +18,10 @@ class BootstrapFrame:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """`address` goes to the peer in HELLO or its answer, `regions`, by region number, in ATTACH."""
+    """`address` goes to the peer in HELLO or its answer."""
 
     link: int
     address: bytes
-    regions: tuple[GrantedRegion, ...]
 
 
 @dataclass(frozen=True, slots=True)
