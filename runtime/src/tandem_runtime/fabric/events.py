@@ -7,6 +7,15 @@ Knows: links, transfers and slots by number. Does not know: peers, requests. Tim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class GrantedRegion(NamedTuple):
+    """What one link's peer needs to write into one of our regions. The key dies with the link."""
+
+    key: int
+    base: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +27,11 @@ class BootstrapFrame:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """`address` goes to the peer in HELLO or its answer."""
+    """`address` goes to the peer in HELLO or its answer, `regions`, by region number, in ATTACH."""
 
     link: int
     address: bytes
+    regions: tuple[GrantedRegion, ...]
 
 
 @dataclass(frozen=True, slots=True)

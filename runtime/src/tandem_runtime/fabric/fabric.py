@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from .events import (
     Event,
     Fatal,
     Frame,
+    GrantedRegion,
     LinkClosed,
     LinkFailed,
     LinkOpened,
@@ -37,6 +39,8 @@ ffi, lib = _core.ffi, _core.lib
 FRAME_NBYTES_MAX: int = lib.TDM_FRAME_MAX - lib.TDM_MAC_NBYTES  # of a link's frame, without its MAC
 BOOTSTRAP_FRAME_NBYTES_MAX: int = lib.TDM_FRAME_MAX
 SLOTS: int = lib.TDM_SLOTS
+
+_GRANT = struct.Struct("=QQQ")  # tdm_remote_region
 
 _ADVICE = {
     errno.ENOTCONN: "connect the link, and give it the peer's regions before transfers",
@@ -218,12 +222,6 @@ class Fabric:
     def link_open(self, link: int) -> None:
         """Answered by LinkOpened or LinkFailed."""
         self._check("link_open", lib.tdm_link_open(self._handle, link))
-
-    def link_grant(self, link: int, region: int) -> tuple[int, int, int]:
-        """`(key, base, nbytes)` with which an open link's peer writes into `region`. The key dies with the link."""
-        raw = ffi.new("tdm_remote_region *")
-        self._check("link_grant", lib.tdm_link_grant(self._handle, link, region, raw))
-        return raw.key, raw.base, raw.nbytes
 
     def link_connect(self, link: int, address: bytes, key: bytes, initiator: bool) -> None:
         """Name the peer and the 32-byte session key that seals frames. `initiator` is the side that sent
@@ -433,7 +431,10 @@ class Fabric:
             case lib.TDM_EV_BOOTSTRAP:
                 return BootstrapFrame(data)
             case lib.TDM_EV_LINK_OPEN:
-                return LinkOpened(event.link, data)
+                address, regions = data[: event.count], data[event.count :]
+                return LinkOpened(
+                    event.link, address, tuple(map(GrantedRegion._make, _GRANT.iter_unpack(regions)))
+                )
             case lib.TDM_EV_LINK_FAILED:
                 return LinkFailed(event.link, event.code, _text(data))
             case lib.TDM_EV_LINK_CLOSED:

@@ -47,7 +47,7 @@ static void fail(struct tdm_core *core, struct link *link, int code, const char 
 static void open_link(struct tdm_core *core, struct link *link) {
   char error[256];
   struct endpoint *endpoint = core->bootstrap;
-  uint8_t address[TDM_ADDRESS_MAX];
+  uint8_t told[TDM_ADDRESS_MAX + REGIONS_MAX * sizeof(tdm_remote_region)];
   int rc = 0;
   if (!core->traits.one_endpoint) rc = endpoint_open(core, link, &endpoint, error, sizeof error);
   if (rc == 0) {
@@ -60,15 +60,21 @@ static void open_link(struct tdm_core *core, struct link *link) {
     return;
   }
   size_t nbytes = endpoint->address_nbytes;
-  memcpy(address, endpoint->address, nbytes);
+  memcpy(told, endpoint->address, nbytes);
   if (core->traits.one_endpoint) {
-    memcpy(address + nbytes, &link->id, sizeof link->id);
+    memcpy(told + nbytes, &link->id, sizeof link->id);
     nbytes += sizeof link->id;
+  }
+  size_t address_nbytes = nbytes;
+  for (size_t i = 0; i < REGIONS_MAX; i++) {
+    if (link->grants[i].remote.nbytes == 0) continue;
+    memcpy(told + nbytes, &link->grants[i].remote, sizeof(tdm_remote_region));
+    nbytes += sizeof(tdm_remote_region);
   }
   pthread_mutex_lock(&core->lock);
   if (link->state == LINK_OPENING) {
     link->state = LINK_OPEN;
-    core_event(core, &(tdm_event){.type = TDM_EV_LINK_OPEN, .link = link->id}, address, nbytes);
+    core_event(core, &(tdm_event){.type = TDM_EV_LINK_OPEN, .link = link->id, .count = address_nbytes}, told, nbytes);
   }
   pthread_mutex_unlock(&core->lock);
 }
@@ -233,17 +239,6 @@ int tdm_link_regions(tdm_core *core, uint32_t id, const tdm_remote_region *regio
   }
   core_unlock(core);
   if (rc != 0) free(copy);
-  return rc;
-}
-
-int tdm_link_grant(tdm_core *core, uint32_t id, uint32_t region, tdm_remote_region *grant) {
-  if (region >= REGIONS_MAX) return -EINVAL;
-  core_lock(core);
-  const struct link *link = link_find(core, id);
-  int rc = link == NULL ? -ENOENT : link->state != LINK_OPEN && link->state != LINK_CONNECTED ? -ENOTCONN : 0;
-  if (rc == 0 && link->grants[region].remote.nbytes == 0) rc = -ENXIO;
-  if (rc == 0) *grant = link->grants[region].remote;
-  core_unlock(core);
   return rc;
 }
 

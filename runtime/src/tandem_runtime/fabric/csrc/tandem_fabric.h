@@ -70,7 +70,7 @@ const char *tdm_strerror(int code);
 
 /* Maps `nbytes` of `fd` (a memfd), registers them for local and remote write, and reports the key and the base that a peer must use
  * (base 0 where the provider addresses by offset). Blocks; done at start. Regions live as long as the core. This key is good through every
- * link; a peer gets the keys of tdm_link_grant(), which die with its link. */
+ * link; a peer gets the keys of TDM_EV_LINK_OPEN, which die with its link. */
 int tdm_register_fd(tdm_core *core, uint32_t region, int fd, size_t nbytes, uint64_t *key, uint64_t *base);
 /* The core's mapping of a region, for tests and for tails. */
 void *tdm_region_memory(tdm_core *core, uint32_t region);
@@ -82,17 +82,17 @@ int tdm_bootstrap_address(tdm_core *core, uint8_t *address, size_t *nbytes);
 /* Sends one opaque frame from the bootstrap endpoint; unauthenticated, best effort, never blocks. */
 int tdm_bootstrap_send(tdm_core *core, const uint8_t *address, size_t address_nbytes, const uint8_t *frame, size_t frame_nbytes);
 
-/* Opens the endpoint of `link`; answered by TDM_EV_LINK_OPEN with its address, or TDM_EV_LINK_FAILED. */
-int tdm_link_open(tdm_core *core, uint32_t link);
-
 typedef struct {
   uint64_t key, base, nbytes;
 } tdm_remote_region;
 
-/* What the peer of an open link must use to write into `region`, which was registered before the link was opened. The key dies with the link.
- * That closes a hole of net and tcp: they reconnect by themselves, so a writer that has not heard of the close could reach a later
- * endpoint that got the same port. Where links share an endpoint this is the region's own key. */
-int tdm_link_grant(tdm_core *core, uint32_t link, uint32_t region, tdm_remote_region *grant);
+/* Opens the endpoint of `link`; answered by TDM_EV_LINK_OPEN or TDM_EV_LINK_FAILED.
+ *
+ * TDM_EV_LINK_OPEN brings the link's address and, for each region registered so far in the order of their numbers, what the peer must use
+ * to write into it. These keys die with the link. A key for each link closes a hole of net and tcp: they reconnect by themselves, so a writer
+ * that has not heard of the close could reach a later endpoint that got the same port. Where links share an endpoint they are the regions'
+ * own keys. */
+int tdm_link_open(tdm_core *core, uint32_t link);
 
 /* Tells an open link who its peer is, and the session key that seals frames in both directions: BLAKE2s-128 keyed with `key`, over
  * `direction byte || frame`. `initiator` is 1 on the side that sent HELLO; it picks the direction bytes, so that a frame cannot be
@@ -178,7 +178,7 @@ int tdm_watch_process(tdm_core *core, uint32_t link, int pid, uint64_t start_tim
 enum {
   TDM_EV_NONE = 0,
   TDM_EV_BOOTSTRAP = 1,       /* data: a frame from the bootstrap endpoint, not authenticated */
-  TDM_EV_LINK_OPEN = 2,       /* link; data: its address */
+  TDM_EV_LINK_OPEN = 2,       /* link; data: its address (`count` bytes), then a tdm_remote_region for each region */
   TDM_EV_LINK_FAILED = 3,     /* link, code; data: text. Still to be closed with tdm_link_close */
   TDM_EV_LINK_CLOSED = 4,     /* link */
   TDM_EV_FRAME = 5,           /* link; data: an authenticated frame without its MAC */
