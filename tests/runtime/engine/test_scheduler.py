@@ -43,17 +43,6 @@ PASSES = {
             [(0, 3, 1, 0, True)],
         ],
     ),
-    "decoding rows go before chunks of a more senior prompt": (
-        {"role": Role.MIXED, "budget": 20},
-        [("a", 50, 1), ("b", 4, 3)],
-        [
-            [(0, 0, 20, 4, False)],
-            [(0, 20, 20, 0, False)],
-            [(0, 40, 10, 0, True), (1, 0, 4, 1, True)],
-            [(1, 4, 1, 0, True)],
-            [(1, 5, 1, 0, True)],
-        ],
-    ),
     "the rest of the budget goes to the next prompt": (
         {"role": Role.MIXED, "budget": 24},
         [("a", 20, 2), ("b", 30, 1)],
@@ -99,6 +88,23 @@ def test_passes_are_exactly(name: str) -> None:
     world.assert_all_returned()
     if world.role is not Role.PREFILL:
         world.assert_outputs_are_right()
+
+
+def test_decoding_rows_go_before_the_chunks_of_a_more_senior_prompt() -> None:
+    world = World(Role.MIXED, budget=20)
+    world.add("decoding", prompt(4), max_tokens=9)
+    world.step()
+    world.add("urgent", prompt(50, 1), max_tokens=1, priority=-1)
+    passes = []
+    for _ in range(3):
+        planned = world.step()
+        assert planned is not None
+        passes.append([row[:3] for row in rows_of(planned)])
+    assert passes == [
+        [(0, 4, 1), (1, 0, 19)],
+        [(0, 5, 1), (1, 19, 19)],
+        [(0, 6, 1), (1, 38, 12)],
+    ]
 
 
 def test_a_decode_workers_first_pass_is_the_last_prompt_token() -> None:
@@ -265,6 +271,17 @@ def test_equal_prompts_at_once_end_alike_and_leave_one_copy_in_the_index(role: R
         world.assert_outputs_are_right()
     world.assert_all_returned()
     assert world.pool.counts().cached == 2
+
+
+def test_a_landed_page_that_lacks_its_last_token_is_not_found_yet() -> None:
+    world = World(Role.DECODE)
+    world.add("first", prompt(32), max_tokens=1)
+    world.serve_remote()
+    second = world.add("second", prompt(40), max_tokens=1)
+    world.serve_remote()
+    assert second.num_cached == 16
+    world.run_decode()
+    world.assert_outputs_are_right()
 
 
 def test_a_page_is_not_found_before_its_pass_has_succeeded() -> None:
