@@ -1,11 +1,11 @@
-"""Write the CRD's YAML from the pydantic models: `python -m tandem_crds.generate`; `--check` fails if the
-file differs.
+"""Write the CRD's YAML from the models: `python -m tandem_crds.generate`, with `--check` only compare it.
 
 Knows: what Kubernetes calls a structural schema. Does not know: any field.
 
-pydantic's schema is not structural: it has `$ref`, `title`, `null`, `const` and `additionalProperties:
-false`. References are put in place with the property's own keys on top, null disappears (an absent field is
-unset), and a default that is an object becomes `{}`, so that each default is stated once, at its own field.
+pydantic's schema is not structural: it has `$ref`, `title`, `null`, `const`, `patternProperties` and
+`additionalProperties: false`. References are put in place with the property's own keys on top, null
+disappears (an absent field is unset), and a default that is an object becomes `{}`, since each field inside
+states its own.
 """
 
 from __future__ import annotations
@@ -135,10 +135,11 @@ def _structural(node: Any, definitions: dict[str, Any]) -> Any:
     if not isinstance(node, dict):
         return node
     if reference := node.get("$ref"):
+        definition = definitions[reference.removeprefix("#/$defs/")]
         own = {key: value for key, value in node.items() if key != "$ref"}
         if "default" in own:
-            own["default"] = {}
-        node = definitions[reference.removeprefix("#/$defs/")] | own
+            own["default"] = _object_default(definition)
+        node = definition | own
     out: dict[str, Any] = {}
     for key, value in node.items():
         match key:
@@ -148,6 +149,9 @@ def _structural(node: Any, definitions: dict[str, Any]) -> Any:
                 out["enum"] = [value]
             case "propertyNames":
                 pass  # structural schemas cannot bound the keys of a map
+            case "patternProperties":
+                (values,) = value.values()
+                out["additionalProperties"] = _structural(values, definitions)
             case "default" | "enum" | "required" | "x-kubernetes-validations":
                 out[key] = value
             case "additionalProperties" if value is False or value is True:
@@ -161,6 +165,14 @@ def _structural(node: Any, definitions: dict[str, Any]) -> Any:
     return out
 
 
+def _object_default(definition: dict[str, Any]) -> dict[str, Any]:
+    """`{}`, except below rules: the server checks a default against them before it fills it in."""
+    if "x-kubernetes-validations" not in definition:
+        return {}
+    children = definition["properties"].items()
+    return {name: child["default"] for name, child in children if "default" in child and "$ref" not in child}
+
+
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -170,7 +182,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tandem_crds.generate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tandem_crds.generate", description="Write the CRD's YAML."
+    )
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 if the file is not what the models say"
     )

@@ -10,11 +10,12 @@ can: an old object that breaks a rule added later can still be labelled, unless 
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from . import quantity
+from .pod_template import PodTemplate
 from .quantity import Quantity
 from .rules import ApiModel, Rule
 
@@ -254,7 +255,7 @@ class RoleSpec(ApiModel):
         description="Taints that the pods tolerate.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
-    pod_template: dict[str, Any] = Field(
+    pod_template: PodTemplate = Field(
         {},
         description="Laid over the generated pod template (metadata and spec); lists merge by name. Our "
         "labels, env and volumes, serviceAccountName and the host* fields are refused.",
