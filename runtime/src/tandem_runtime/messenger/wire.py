@@ -2,14 +2,19 @@
 
 Knows: header, bodies, fragments. Does not know: links, keys, time.
 
-A message is a fixed header and a msgpack body, cut into frames of at most `FRAME_NBYTES` because efa-direct carries about 8 KiB. Frames
-may arrive in any order, twice, or never: every message is idempotent and carries ids. The 16-byte MAC behind each frame of a link
-is the C core's (it must check PING without Python); HELLO and its answers travel unsealed on the bootstrap endpoint and carry their own
-proof in the body.
+A message is a fixed header and a msgpack body, cut into frames of at most `FRAME_NBYTES` because efa-direct
+carries about 8 KiB. Frames may arrive in any order, twice, or never: every message is idempotent and
+carries ids. The 16-byte MAC behind each frame of a link is the C core's (it must check PING without
+Python); HELLO and its answers travel unsealed on the bootstrap endpoint and carry their own proof in the
+body.
 
 Header, 40 bytes little-endian:
-    magic u32 | version u8 | type u8 | flags u16 | node u64 | incarnation u32 | epoch u32 | seq u32 | length u32 | index u16 | count u16 | 0 u32
-`length` counts the whole body, `index`/`count` number the fragments.
+    magic u32 | version u8 | type u8 | flags u16 | node u64 | incarnation u32 | epoch u32 | seq u32 |
+    length u32 | index u16 | count u16 | floor u32
+`length` counts the whole body, `index`/`count` number the fragments. `seq` names a transfer: every message
+about it carries the number of its DISPATCH, a resend too; messages about none carry 0. `floor` says, in
+frames from decode, that every transfer with a smaller seq has ended there, so prefill may forget it; prefill
+sends 0.
 """
 
 from __future__ import annotations
@@ -72,7 +77,9 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Opens an epoch. `proof` is the keyed BLAKE2s of everything else in the body with the peer key."""
+    """Opens an epoch. `proof` is the keyed BLAKE2s, with the peer key, of the sender's node, incarnation
+    and epoch and of everything else in the body (`authentication.py`).
+    """
 
     nonce: bytes  # 16 bytes
     pod: str
@@ -124,7 +131,8 @@ class TailSlot(msgspec.Struct, frozen=True, array_like=True):
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     """Asks P to prefill `tokens[:-1]` and to write the pages from token `cached_tokens` on into `pages`.
 
-    `tokens` is little-endian u32 (4 bytes a token), `pages` likewise: page `i` takes the tokens from `cached_tokens + i·page_tokens`.
+    `tokens` is little-endian u32 (4 bytes a token), `pages` likewise: page `i` takes the tokens from
+    `cached_tokens + i·page_tokens`.
     """
 
     transfer: int  # slot | gen << SLOT_BITS
@@ -153,7 +161,9 @@ class RejectBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """After the last post. Diagnostic: readiness never waits for it. Times are P's, in ns; `last_layer_ns` is CLOCK_MONOTONIC."""
+    """After the last post. Diagnostic: readiness never waits for it. Times are P's, in ns; `last_layer_ns`
+    is CLOCK_MONOTONIC.
+    """
 
     transfer: int
     posted: int
@@ -180,7 +190,9 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CancelAck(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent when P has stopped posting and its posted writes have ended. `unknown`: never seen, and a tombstone now refuses it."""
+    """Sent when P has stopped posting and its posted writes have ended. `unknown`: never seen, and a
+    tombstone now refuses it.
+    """
 
     transfer: int
     posted: int
@@ -227,6 +239,7 @@ class Header:
     length: int
     index: int
     count: int
+    floor: int = 0
 
 
 class WireError(ValueError):
@@ -276,7 +289,9 @@ _pong_decoder = msgspec.msgpack.Decoder(Pong)
 
 
 def decode_pong(body: bytes) -> tuple[int, int, Pong]:
-    """`(sent_ns of the PING, age_ns of what the peer's lead published, what it published)`. Raises WireError."""
+    """`(sent_ns of the PING, age_ns of what the peer's lead published, what it published)`. Raises
+    WireError.
+    """
     if len(body) < PONG_PREFIX.size:
         raise WireError(f"PONG of {len(body)} bytes")
     sent_ns, age_ns = PONG_PREFIX.unpack_from(body)
@@ -286,14 +301,16 @@ def decode_pong(body: bytes) -> tuple[int, int, Pong]:
         raise WireError(f"PONG: {error}") from error
 
 
-def frames(kind: MessageType, node: int, incarnation: int, epoch: int, seq: int, body: bytes) -> list[bytes]:
+def frames(
+    kind: MessageType, node: int, incarnation: int, epoch: int, seq: int, body: bytes, floor: int = 0
+) -> list[bytes]:
     """The frames of one message, each at most FRAME_NBYTES long."""
     count = max(1, -(-len(body) // FRAGMENT_NBYTES))
     out = []
     for index in range(count):
         part = body[index * FRAGMENT_NBYTES : (index + 1) * FRAGMENT_NBYTES]
         header = HEADER.pack(
-            MAGIC, VERSION, kind, 0, node, incarnation, epoch, seq, len(body), index, count, 0
+            MAGIC, VERSION, kind, 0, node, incarnation, epoch, seq, len(body), index, count, floor
         )
         out.append(header + part)
     return out
@@ -303,8 +320,8 @@ def parse(frame: bytes) -> tuple[Header, bytes]:
     """Header and fragment of one frame. Raises WireError."""
     if len(frame) < HEADER.size:
         raise WireError(f"frame of {len(frame)} bytes; a header has {HEADER.size}")
-    magic, version, kind, _flags, node, incarnation, epoch, seq, length, index, count, _ = HEADER.unpack_from(
-        frame
+    magic, version, kind, _flags, node, incarnation, epoch, seq, length, index, count, floor = (
+        HEADER.unpack_from(frame)
     )
     if magic != MAGIC:
         raise WireError(f"magic {magic:#010x}; ours is {MAGIC:#010x}")
@@ -321,4 +338,4 @@ def parse(frame: bytes) -> tuple[Header, bytes]:
     begin = index * FRAGMENT_NBYTES
     if len(part) != min(FRAGMENT_NBYTES, length - begin):
         raise WireError(f"fragment {index} has {len(part)} bytes")
-    return Header(message_type, node, incarnation, epoch, seq, length, index, count), part
+    return Header(message_type, node, incarnation, epoch, seq, length, index, count, floor), part
