@@ -9,8 +9,6 @@
 
 #include "core.h"
 
-#define LOCAL_AND_REMOTE_WRITE (FI_WRITE | FI_REMOTE_WRITE)
-
 int memory_register(struct tdm_core *core, const struct region *region, uint64_t access, struct fid_mr **mr, uint64_t *key) {
   uint64_t wanted = 0;
   if (!core->traits.provider_keys) {
@@ -37,7 +35,7 @@ void memory_command(struct tdm_core *core, struct command *command) {
   struct region *region = &core->regions[command->region];
   struct fid_mr *mr = NULL;
   uint64_t key = 0;
-  int rc = memory_register(core, region, LOCAL_AND_REMOTE_WRITE, &mr, &key);
+  int rc = memory_register(core, region, core->traits.one_endpoint ? FI_WRITE | FI_REMOTE_WRITE : FI_WRITE, &mr, &key);
   pthread_mutex_lock(&core->lock);
   command->result = rc;
   if (rc == 0) {

@@ -193,6 +193,7 @@ static int post_write(struct tdm_core *core, struct link *link, struct run *run)
   const tdm_remote_region *remote = &link->remote[target_region];
   op->transfer = transfer;
   op->nbytes = nbytes;
+  uint64_t posting_ns = transfer->posted == 0 ? tdm_now_ns() : 0; /* before the post: the write may land before it returns */
   ssize_t rc = fi_writedata(endpoint->ep, (const uint8_t *)region->memory + source, nbytes, region->desc, immediate, link->peer,
                             remote->base + target, remote->key, op);
   if (rc == -FI_EAGAIN) {
@@ -204,7 +205,7 @@ static int post_write(struct tdm_core *core, struct link *link, struct run *run)
   endpoint->write_nbytes += nbytes;
   link->n_writes++;
   core->writes_unfinished++;
-  if (transfer->posted == 0) transfer->first_post_ns = tdm_now_ns();
+  if (transfer->posted == 0) transfer->first_post_ns = posting_ns;
   transfer->posted++;
   transfer->unfinished++;
   transfer->nbytes += nbytes;
