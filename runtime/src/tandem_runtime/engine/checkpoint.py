@@ -24,7 +24,6 @@ __all__ = [
     "ModelConfig",
     "Tensor",
     "chat_template",
-    "has_tokenizer",
     "model_facts",
     "read_config",
     "tensors",
@@ -76,9 +75,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: no weight_map")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise CheckpointError(
-                f"{index}: weight_map[{name!r}] is {shard!r}; it must name a file of this directory"
+                f"{index}: weight_map[{name!r}] is {shard!r}; it must name a .safetensors file beside it"
             )
     return weight_map
 
@@ -139,19 +138,16 @@ def _read_header(file: Path) -> tuple[bytes, dict[str, Tensor]]:
     return header, found
 
 
-def has_tokenizer(path: Path) -> bool:
-    return (path / "tokenizer.json").exists()
-
-
 def chat_template(path: Path) -> str | None:
     """The Jinja chat template, from chat_template.jinja or tokenizer_config.json; None without one."""
     file = path / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        return read_bytes(file).decode(errors="replace")
     config = path / "tokenizer_config.json"
     template = read_json(config).get("chat_template") if config.exists() else None
     if isinstance(template, list):  # several, by name
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
     return template if isinstance(template, str) else None
 
 
@@ -174,8 +170,6 @@ def weights_id(path: Path) -> str:
 def model_facts(path: Path, uri: str, wire_version: int) -> ModelFacts:
     """What `tandem inspect` prints. Raises CheckpointError."""
     config = read_config(path)
-    if not has_tokenizer(path):
-        raise CheckpointError(f"{path / 'tokenizer.json'}: missing")
     return ModelFacts(
         uri=uri,
         weights_id=weights_id(path),
