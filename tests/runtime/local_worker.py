@@ -148,9 +148,12 @@ class LocalWorker:
 
     def _rank(self, index: int) -> None:
         link = rank_process.connect(self._directory / "rank.sock")
-        runner = rank_process.load(self.config, index, self._directory / "store", link)
-        with contextlib.suppress(rank_process.LeadGone):
-            rank_process.serve(runner, link)
+        try:
+            runner = rank_process.load(self.config, index, self._directory / "store", link)
+            with contextlib.suppress(rank_process.LeadGone):
+                rank_process.serve(runner, link)
+        finally:
+            link.close()
 
 
 @dataclass

@@ -65,6 +65,9 @@ class Link:
         except (BrokenPipeError, ConnectionResetError):
             raise LeadGone from None
 
+    def close(self) -> None:
+        self._socket.close()
+
     def receive(self) -> ToRank:
         (nbytes,) = LENGTH.unpack(self._read(LENGTH.size))
         return self._decoder.decode(self._read(nbytes))
@@ -181,6 +184,8 @@ def main(arguments: list[str] | None = None) -> int:
         serve(runner, link)
     except LeadGone:
         log.info("the lead is gone")
+    finally:
+        link.close()
     return 0
 
 

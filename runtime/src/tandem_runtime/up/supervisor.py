@@ -80,7 +80,7 @@ class Supervisor:
         self.host = host
         self.port = port
         self.on_death = on_death
-        self._on_change = on_change
+        self.on_change = on_change
         self.workers = [
             Worker(plan, run_dir / f"w{index}", log_dir / f"{plan.name}.log") for index, plan in enumerate(plans)
         ]
@@ -203,7 +203,7 @@ class Supervisor:
             if worker.process is process:
                 worker.ready, worker.addresses = False, None
                 self._write_peers()
-        self._on_change()
+        self.on_change()
 
     async def _follow(self, worker: Worker, process: asyncio.subprocess.Process, address_file: Path) -> None:
         """Publishes a new worker's addresses and follows it until it is ready."""
@@ -217,7 +217,7 @@ class Supervisor:
                     async with session.get(f"http://{worker.addresses.worker}/state") as answer:
                         state = await answer.json()
                         worker.progress, worker.ready = state["load_progress"], state["ready"]
-                        self._on_change()
+                        self.on_change()
                 await asyncio.sleep(POLL_S)
 
     def _write_peers(self) -> None:

@@ -78,9 +78,16 @@ def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Par
 
 async def run(config: RoleConfig, config_path: Path, instance: Instance) -> int:
     loop = asyncio.get_running_loop()
-    stop: asyncio.Future[signal.Signals] = loop.create_future()
+    stopped = asyncio.Event()
+    signals: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        signals.append(number)
+        stopped.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda n=number: stop.done() or stop.set_result(n))
+        loop.add_signal_handler(number, on_signal, number)
+    stop = asyncio.create_task(stopped.wait())
     children: dict[asyncio.Task[int], tuple[Part, asyncio.subprocess.Process]] = {}
     for part in parts(config, config_path, instance):
         process = await asyncio.create_subprocess_exec(
@@ -89,13 +96,13 @@ async def run(config: RoleConfig, config_path: Path, instance: Instance) -> int:
         children[asyncio.create_task(process.wait())] = (part, process)
     lead = next(process for part, process in children.values() if part.name == "lead")
     try:
-        done, _ = await asyncio.wait({stop, *children}, return_when=asyncio.FIRST_COMPLETED)
-        if stop in done and stop.result() is signal.SIGTERM:
+        await asyncio.wait([stop, *children], return_when=asyncio.FIRST_COMPLETED)
+        if signals == [signal.SIGTERM]:
             log.info("draining")
             lead.send_signal(signal.SIGTERM)
-            done, _ = await asyncio.wait(children, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(children, return_when=asyncio.FIRST_COMPLETED)
         ended = [(*children[task], task.result()) for task in children if task.done()]
-        if not ended or (stop.done() and all(code == 0 for _, _, code in ended)):
+        if not ended or (signals and all(code == 0 for _, _, code in ended)):
             return 0
         # Several may have ended together; a configuration error is the cause, the rest its echo.
         part, _, code = min(ended, key=lambda item: (item[2] != EXIT_CONFIGURATION, item[0].name))
@@ -105,6 +112,7 @@ async def run(config: RoleConfig, config_path: Path, instance: Instance) -> int:
         log.error("the %s process ended %s", part.name, how)
         return 1
     finally:
+        stop.cancel()
         await _stop([process for _, process in children.values()])
 
 

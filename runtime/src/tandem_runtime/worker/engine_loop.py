@@ -143,8 +143,6 @@ class EngineLoop:
             begin = time.perf_counter()
             self.side.before_plan()
             planned = self.scheduler.plan()
-            for emitted in self.scheduler.take_ended():
-                self._emit(emitted)
             if planned is None:
                 self._observe()
                 await self._wake.wait()

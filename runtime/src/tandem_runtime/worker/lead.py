@@ -257,20 +257,20 @@ class Lead:
             start_time=start_time(os.getpid()),
             boot_id=boot_id(),
         )
-        common = {
-            "fabric": fabric,
-            "identity": identity,
-            "manifest": manifest_of(config, self._layout),
-            "keys": self._keys,
-            "layout": self._layout,
-            "ranks": config.tensor_parallel,
-            "regions": regions,
-        }
+        manifest = manifest_of(config, self._layout)
         if config.role is Role.PREFILL:
             fabric.watch_counter(*self._ranks.counter_fds())
             prefill_side = PrefillSide(self._loop, self._scheduler, self._pool)
             self._prefill = PrefillMessenger(
-                **common, listener=prefill_side, max_transfers=2 * config.engine.max_sequences
+                fabric=fabric,
+                identity=identity,
+                manifest=manifest,
+                keys=self._keys,
+                layout=self._layout,
+                ranks=config.tensor_parallel,
+                regions=regions,
+                listener=prefill_side,
+                max_transfers=2 * config.engine.max_sequences,
             )
             prefill_side.attach(self._prefill)
             self._loop.side = prefill_side
@@ -284,7 +284,17 @@ class Lead:
             instance.pod,
             fallback_local=config.prefill_fallback == "Local",
         )
-        self._decode = DecodeMessenger(**common, listener=decode_side)
+        self._decode = DecodeMessenger(
+            fabric=fabric,
+            identity=identity,
+            manifest=manifest,
+            keys=self._keys,
+            layout=self._layout,
+            ranks=config.tensor_parallel,
+            regions=regions,
+            listener=decode_side,
+            zone=instance.zone,
+        )
         decode_side.attach(self._decode)
         self._loop.side = decode_side
         self._decode.start()
