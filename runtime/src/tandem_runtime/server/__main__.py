@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -137,11 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         sock = bind(args.host, args.port)
-    except OSError as error:
-        print(
-            f"error: cannot listen on {args.host} port {args.port}: {os.strerror(error.errno or 0)}",
-            file=sys.stderr,
-        )
+    except (OSError, OverflowError) as error:
+        print(f"error: cannot listen on {args.host} port {args.port}: {error}", file=sys.stderr)
         return 2
     return uvloop.run(serve(args, tokenizer, sock))
 

@@ -19,7 +19,7 @@ from .answer import (
 )
 from .errors import BadRequest
 from .tokenizer import TemplateError
-from .validate import check_fields, plan
+from .validate import check_fields, check_length, plan
 
 if TYPE_CHECKING:
     from tandem_runtime.ipc import Limits, Timing
@@ -49,6 +49,7 @@ async def plan_chat(
         text = tokenizer.render_chat(messages, request.chat_template_kwargs or {})
     except TemplateError as error:
         raise BadRequest(str(error), param="messages") from error
+    check_length(text, tokenizer, limits, param="messages")
     prompt = await tokenizer.encode(text, add_special_tokens=False)  # the template has written them
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return plan(request, request_id, [prompt], logprobs, limits, param="messages")

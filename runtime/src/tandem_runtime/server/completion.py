@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from .answer import Completion, CompletionChoice, CompletionLogprobs
 from .chat import LEAST_LOGPROB
-from .validate import check_fields, plan
+from .validate import check_fields, check_length, plan
 
 if TYPE_CHECKING:
     from tandem_runtime.ipc import Limits, Timing
@@ -25,10 +25,12 @@ async def plan_completion(
 ) -> Plan:
     """Raises BadRequest, UnknownModel."""
     check_fields(request, served_name)
-    prompts = [
-        await tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        for prompt in _prompts(request.prompt)
-    ]
+    prompts = []
+    for prompt in _prompts(request.prompt):
+        if isinstance(prompt, str):
+            check_length(prompt, tokenizer, limits, param="prompt")
+            prompt = await tokenizer.encode(prompt, add_special_tokens=True)
+        prompts.append(prompt)
     return plan(request, request_id, prompts, request.logprobs, limits, param="prompt")
 
 

@@ -105,7 +105,8 @@ async def events(generation: Generation, answer: Answer) -> AsyncGenerator[bytes
 
 
 class EventStream(Response):
-    """Sends `first`, then the rest of `events`. `ended` is called once, however it ends."""
+    """Sends `first`, then the rest of `events`. `ended` is called once, however it ends: before the last
+    byte, so that whoever has the whole answer finds it in the metrics."""
 
     media_type = "text/event-stream"
 
@@ -122,7 +123,7 @@ class EventStream(Response):
         self._first = first
         self._rest = rest
         self._tally = tally
-        self._ended = ended
+        self._ended: Callable[[], None] | None = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -131,7 +132,7 @@ class EventStream(Response):
             self._tally.status, self._tally.finish = CLIENT_GONE, "abort"
         finally:
             await self._rest.aclose()
-            self._ended()
+            self._end()
 
     async def _send(self, send: Send) -> None:
         async def body(data: bytes, *, more: bool = True) -> None:
@@ -149,4 +150,10 @@ class EventStream(Response):
             logger.exception("a stream failed")
             self._tally.finish = "error"
             await body(event(GenerationFailed(500, "Internal error.").body()))
+        self._end()
         await body(b"", more=False)
+
+    def _end(self) -> None:
+        if self._ended is not None:
+            self._ended()
+            self._ended = None

@@ -3,8 +3,8 @@
 Knows: tokenizer.json, tokenizer_config.json, chat_template.jinja. Does not know: requests, limits of the
 engine.
 
-Long texts are encoded in a thread (the library releases the GIL), so that one client's book does not stall
-another's stream.
+Long texts are encoded in a thread, so that one client's book does not stall another's stream; texts that
+cannot fit whatever their tokens are need not be encoded at all (`fewest_tokens`).
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Tokenizer:
         self._byte_level = b'"ByteLevel"' in model.decoder.__getstate__() if model.decoder else False
         self._unicode_bytes = _unicode_bytes()
         self._anchor = model.encode("a", add_special_tokens=False).ids[:1]
+        self._max_chars = _max_chars(model)
         self._texts: dict[int, tuple[str, bytes]] = {}
 
     @classmethod
@@ -140,12 +141,18 @@ class Tokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= INLINE_CHARS:
-            return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+            ids: list[int] = self._model.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._model.encode(text, add_special_tokens=add_special_tokens).ids
+    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The library's `encode` holds the GIL (0.23); its batch calls do not."""
+        ids: list[int] = self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A bound from below that costs nothing; 0 where no bound is known."""
+        return len(text) // self._max_chars if self._max_chars else 0
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
         """The prompt's text, special tokens included. Raises TemplateError."""
@@ -183,6 +190,22 @@ class Tokenizer:
         # After a letter, so that a decoder which strips the first token's leading space leaves this one's.
         text = self.decode([*self._anchor, token])[len(self.decode(self._anchor)) :]
         return text, text.encode()
+
+
+def _max_chars(model: tokenizers.Tokenizer) -> int | None:
+    """The most characters of a text that one token can stand for; None where a rule of the tokenizer may drop
+    any number.
+
+    A byte-level piece has one character per byte, so no fewer than its text has.
+    """
+    if any(entry.lstrip or entry.rstrip for entry in model.get_added_tokens_decoder().values()):
+        return None  # such a token swallows the spaces beside it
+    longest = max(map(len, model.get_vocab()), default=0)
+    if model.normalizer is None:
+        return longest
+    return (
+        4 * longest if model.normalizer.__getstate__() == b'{"type":"NFC"}' else None
+    )  # NFC composes up to 4
 
 
 def _load_template(directory: Path) -> ChatTemplate | None:

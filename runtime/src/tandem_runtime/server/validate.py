@@ -19,11 +19,13 @@ from .errors import BadRequest, ContextTooLong, UnknownModel
 from .protocol import MAX_CHOICES, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from pydantic_core import ErrorDetails
 
     from tandem_runtime.ipc import Limits
+
+    from .tokenizer import Tokenizer
 
 R = TypeVar("R", bound=Sampling)
 
@@ -91,14 +93,24 @@ def check_fields(request: Sampling, served_name: str) -> None:
         )
 
 
-def check_tokens(tokens: Iterable[int], limits: Limits, *, param: str) -> None:
+def check_length(text: str, tokenizer: Tokenizer, limits: Limits, *, param: str) -> None:
+    """Refuses texts that are far too long without the seconds it takes to encode them. Raises ContextTooLong."""
+    least = tokenizer.fewest_tokens(text)
+    if least >= limits.max_model_len:
+        raise ContextTooLong(
+            f"The prompt has at least {least} tokens; the model's context is {limits.max_model_len}.",
+            param=param,
+        )
+
+
+def check_tokens(tokens: Collection[int], limits: Limits, *, param: str) -> None:
     """Ids out of the vocabulary would end as an illegal memory access in a kernel. Raises BadRequest."""
-    for token in tokens:
-        if not 0 <= token < limits.vocab_size:
-            raise BadRequest(
-                f"Token id {token} is not in the model's vocabulary of {limits.vocab_size} tokens.",
-                param=param,
-            )
+    if tokens and (min(tokens) < 0 or max(tokens) >= limits.vocab_size):
+        token = next(token for token in tokens if not 0 <= token < limits.vocab_size)
+        raise BadRequest(
+            f"Token id {token} is not in the model's vocabulary of {limits.vocab_size} tokens.",
+            param=param,
+        )
 
 
 def plan(
@@ -117,20 +129,14 @@ def plan(
         raise BadRequest("return_timing needs a request with a single choice.", param="return_timing")
     check_tokens(request.stop_token_ids or (), limits, param="stop_token_ids")
     check_tokens(request.logit_bias or (), limits, param="logit_bias")
+    budgets = [_max_tokens(request, len(prompt), limits, param=param) for prompt in prompts]
     for prompt in prompts:
-        if not prompt:
-            raise BadRequest("The prompt is empty.", param=param)
         check_tokens(prompt, limits, param=param)
     return Plan(
         id=request_id,
         prompts=prompts,
         n=request.num_choices,
-        params=[
-            _sampling_params(
-                request, _max_tokens(request, len(prompt), limits, param=param), logprobs, limits
-            )
-            for prompt in prompts
-        ],
+        params=[_sampling_params(request, budget, logprobs, limits) for budget in budgets],
         stops=request.stops,
         priority=request.priority or 0,
     )
@@ -138,12 +144,14 @@ def plan(
 
 def _max_tokens(request: Sampling, prompt_tokens: int, limits: Limits, *, param: str) -> int:
     """How many tokens may be generated: what was asked for, else whatever the context still holds."""
+    if prompt_tokens == 0:
+        raise BadRequest("The prompt is empty.", param=param)
     if prompt_tokens > limits.pool_tokens:
         raise ContextTooLong(
             f"The prompt has {prompt_tokens} tokens; this worker's cache holds {limits.pool_tokens} in all.",
             param=param,
         )
-    context = min(limits.max_model_len, limits.pool_tokens)
+    context = min(limits.max_model_len, limits.pool_tokens + 1)  # the last token sampled needs no place
     if prompt_tokens + 1 > context:
         raise ContextTooLong(
             f"The prompt has {prompt_tokens} tokens; with one more to generate, at most {context - 1} fit "
