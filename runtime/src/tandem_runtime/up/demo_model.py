@@ -122,7 +122,7 @@ def main() -> int:
     """`python -m tandem_runtime.up.demo_model` prints the model's directory."""
     try:
         print(ensure_demo_model(default_cache_dir()))
-    except DemoModelError as error:
+    except (DemoModelError, OSError) as error:  # OSError: no space, no permission
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
