@@ -209,7 +209,7 @@ def test_the_embedded_mode_takes_the_manifest_of_the_demo() -> None:
         ({"spec__prefill__dataParallel": 2}, "spec.prefill.dataParallel"),
         ({"spec__decode": {"dataParallel": 2}}, "spec.decode.dataParallel"),
         ({"spec__decode": {"tensorParallel": 3}}, "spec.prefill.tensorParallel"),
-        ({"spec__decode": {"prefillFallback": "Local"}}, "spec.decode.prefillFallback"),
+        ({"spec__accelerator": {"type": "GPU"}}, "spec.accelerator.type"),
         ({"spec__router": {"apiKeySecretRef": {"name": "key"}}}, "spec.router.apiKeySecretRef"),
         ({"spec__scaling": {"mode": "QPS", "targetQPS": 1, "maxReplicas": 2}}, "spec.scaling.mode"),
     ],

@@ -24,8 +24,12 @@ def unsupported_by_embedded(model: DisaggregatedModel) -> list[str]:
         problems.append(
             f"spec.engine.speculative.method is {spec.engine.speculative.method}; supported so far: None"
         )
-    if spec.accelerator.type == "CPU" and spec.engine.kv_cache_dtype == "float8_e4m3":
-        problems.append("spec.engine.kvCacheDtype is float8_e4m3; it needs spec.accelerator.type GPU")
+    if spec.accelerator.type != "CPU":
+        problems.append(f"spec.accelerator.type is {spec.accelerator.type}; supported so far: CPU")
+    if spec.engine.kv_cache_dtype == "float8_e4m3":
+        problems.append(
+            "spec.engine.kvCacheDtype is float8_e4m3; supported on CPU: auto, float32, bfloat16, float16"
+        )
     for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
         if role.data_parallel > 1:
             problems.append(f"spec.{name}.dataParallel is {role.data_parallel}; supported so far: 1")
@@ -33,10 +37,6 @@ def unsupported_by_embedded(model: DisaggregatedModel) -> list[str]:
         problems.append(
             f"spec.prefill.tensorParallel is {spec.prefill.tensor_parallel} and "
             f"spec.decode.tensorParallel is {spec.decode.tensor_parallel}; supported so far: equal degrees"
-        )
-    if spec.decode.prefill_fallback != "Reject":
-        problems.append(
-            f"spec.decode.prefillFallback is {spec.decode.prefill_fallback}; supported so far: Reject"
         )
     if spec.router.api_key_secret_ref is not None:
         problems.append("spec.router.apiKeySecretRef is set; Secrets exist only in a cluster")
