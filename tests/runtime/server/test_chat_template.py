@@ -36,9 +36,13 @@ TEMPLATES = {
 assistant:{% endif %}""",
     "special tokens and unset tools": "{{ bos_token }}{% if tools %}tools{% endif %}{{ 1 }}{{ eos_token }}",
     "JSON that is not made safe for HTML": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
-    "a break": "{% for m in messages %}{% if loop.index == 3 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "a break": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
+    ),
     "training marks": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "a namespace": "{% set s = namespace(n=0) %}{% for m in messages %}{% set s.n = s.n + 1 %}{% endfor %}{{ s.n }}",
+    "a namespace": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
+    ),
     "the client's own switch": "{{ 'think' if enable_thinking else 'plain' }}{{ messages | length }}",
 }
 

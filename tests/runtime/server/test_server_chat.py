@@ -367,8 +367,8 @@ def test_what_is_switched_off_by_its_value_is_not_refused(
     body = {
         "model": SERVED, "messages": HELLO, "tools": [], "tool_choice": "none", "modalities": ["text"],
         "response_format": {"type": "text"}, "audio": None, "stop": None, "temperature": None, "n": None,
-        "logit_bias": None, "stream": False, "stream_options": None, "best_of": 1, "top_k": -1, "store": False,
-        "service_tier": "auto",
+        "logit_bias": None, "stream": False, "stream_options": None, "best_of": 1, "top_k": -1,
+        "store": False, "service_tier": "auto",
         "parallel_tool_calls": True, "safety_identifier": "x", "prompt_cache_key": "y",
     }  # fmt: skip
     reply = server.request("POST", "/v1/chat/completions", body)

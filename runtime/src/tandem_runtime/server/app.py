@@ -27,15 +27,19 @@ from .completion import CompletionAnswer, plan_completion
 from .errors import ApiError, BodyTooLarge, LeadLost, UnknownModel
 from .generate import Generation
 from .protocol import ChatRequest, CompletionRequest
-from .stream import Answer, ClientGone, EventStream, collect, events, until_gone
+from .stream import ClientGone, EventStream, collect, events, until_gone
 from .tally import CLIENT_GONE, Tally
-from .validate import Plan, parse
+from .validate import parse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from .lead import Lead
+    from .stream import Answer
     from .tokenizer import Tokenizer
+    from .validate import Plan
+
+    Prepare = Callable[[bytes], Awaitable[tuple[Plan, Answer]]]
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +86,7 @@ class Endpoints:
         )
         return plan, CompletionAnswer(request, plan, int(time.time()), self._tokenizer)
 
-    async def _answer(
-        self, request: Request, prepare: Callable[[bytes], Awaitable[tuple[Plan, Answer]]]
-    ) -> Response:
+    async def _answer(self, request: Request, prepare: Prepare) -> Response:
         """One HTTP request from its body to its response, reported to the lead exactly once."""
         tally = Tally(request.url.path)
         try:
@@ -105,9 +107,7 @@ class Endpoints:
             self._lead.report(tally.report())
         return response
 
-    async def _respond(
-        self, body: bytes, prepare: Callable[[bytes], Awaitable[tuple[Plan, Answer]]], tally: Tally
-    ) -> Response:
+    async def _respond(self, body: bytes, prepare: Prepare, tally: Tally) -> Response:
         plan, answer = await prepare(body)
         generation = Generation(self._lead, self._tokenizer, plan, tally)
         headers = {"x-request-id": plan.id}

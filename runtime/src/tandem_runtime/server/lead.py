@@ -88,9 +88,8 @@ class Lead(asyncio.Protocol):
     def __init__(self) -> None:
         self.lost = asyncio.Event()
         self._greeting: asyncio.Future[Limits] = asyncio.get_running_loop().create_future()
-        self._calls: dict[
-            str, tuple[Call, int] | None
-        ] = {}  # None: the call has left, its final Output has not come
+        # By request id; None where the call has left and the final Output has not come.
+        self._calls: dict[str, tuple[Call, int] | None] = {}
         self._frames = FrameBuffer()
         self._decoder = msgspec.msgpack.Decoder(ToServer)
         self._encoder = msgspec.msgpack.Encoder()

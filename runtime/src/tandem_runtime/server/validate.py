@@ -94,7 +94,7 @@ def check_fields(request: Sampling, served_name: str) -> None:
 
 
 def check_length(text: str, tokenizer: Tokenizer, limits: Limits, *, param: str) -> None:
-    """Refuses texts that are far too long without the seconds it takes to encode them. Raises ContextTooLong."""
+    """Refuses far too long texts without the seconds it takes to encode them. Raises ContextTooLong."""
     least = tokenizer.fewest_tokens(text)
     if least >= limits.max_model_len:
         raise ContextTooLong(
