@@ -1,5 +1,6 @@
-"""`python -m tandem_runtime.router`: one router. Exit codes: 0 after SIGTERM or SIGINT, 2 when it cannot
-start as told.
+"""`python -m tandem_runtime.router`: one router.
+
+Exit codes: 0 after SIGTERM or SIGINT, 2 when it cannot start as told.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The router's HTTP face: `/v1/*` goes to the workers; `/health`, `/ready`, `/serving` and `/metrics` are its
-own.
+"""The router's HTTP face: `/v1/*` goes to the workers; health and metrics are its own.
 
 /health     the loop moves
 /ready      the list of workers is known, be it empty: without workers clients get a JSON 503, not a refusal
 /serving    a worker is ready and paired now
+/metrics    arrivals, answers, open requests
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._keys = None if config.api_keys is None else ApiKeys(config.api_keys)
-        self._workers = Workers(PeerFileSource(config.peers), config)
-        self._metrics = RouterMetrics(self._workers)
+        self.workers = Workers(PeerFileSource(config.peers), config)
+        self._metrics = RouterMetrics(self.workers)
         self._proxy: Proxy | None = None
-        self._open = 0
+        self.open = 0
         self.idle = asyncio.Event()  # no request is open
         self.idle.set()
 
@@ -61,15 +61,15 @@ class Router:
     async def _follow_workers(self, _: web.Application) -> AsyncIterator[None]:
         keep_authorization = self._keys is None  # a key of ours is none of the worker's business
         async with upstream_session(self._config) as session:
-            self._proxy = Proxy(self._workers, session, self._metrics, keep_authorization=keep_authorization)
-            watching = asyncio.create_task(self._workers.watch())
+            self._proxy = Proxy(self.workers, session, self._metrics, keep_authorization=keep_authorization)
+            watching = asyncio.create_task(self.workers.watch())
             yield
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
 
     async def _api(self, request: web.Request) -> web.StreamResponse:
-        self._open += 1
+        self.open += 1
         self.idle.clear()
         status = CLIENT_LEFT
         try:
@@ -78,8 +78,8 @@ class Router:
             return response
         finally:
             self._metrics.requests.labels(code=str(status)).inc()
-            self._open -= 1
-            if not self._open:
+            self.open -= 1
+            if not self.open:
                 self.idle.set()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -96,11 +96,11 @@ class Router:
         return web.json_response({"status": "ok"})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        ready = self._workers.listed
+        ready = self.workers.listed
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def _serving(self, _: web.Request) -> web.Response:
-        serving = self._workers.serving
+        serving = self.workers.serving
         return web.json_response({"serving": serving}, status=200 if serving else 503)
 
     async def _render_metrics(self, _: web.Request) -> web.Response:

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """`peers` is a `PeerFile`; `api_keys` a file with one key per line, without which nobody is asked for
-    one.
-    """
+    """`peers` is a `PeerFile`; `api_keys` a file with one key per line, without which all may ask."""
 
     peers: Path
     host: str = "127.0.0.1"

@@ -1,6 +1,4 @@
-"""Who exists: the decode workers that a router may find, from a file today and from EndpointSlices in a
-cluster.
-"""
+"""Who exists: the workers that answer the API. Read from a file; EndpointSlices fit the same protocol."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ class EndpointSource(Protocol):
 
 
 class PeerFileSource:
-    """A JSON `PeerFile` that its writer replaces atomically; read again when it is another file or has
-    changed.
-    """
+    """A JSON `PeerFile` that its writer replaces atomically; read again when it has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

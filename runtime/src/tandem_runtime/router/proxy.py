@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from .errors import BodyTooLarge, NoWorker, WorkerLost
 
@@ -84,7 +85,7 @@ class Proxy:
         headers = _passed_on(request.headers, self._dropped)
         refused: list[Worker] = []
         while (worker := self._workers.choose(refused)) is not None:
-            url = f"http://{worker.addresses.server}{request.rel_url.raw_path_qs}"
+            url = URL(f"http://{worker.addresses.server}{request.rel_url.raw_path_qs}", encoded=True)
             worker.outstanding += 1
             try:
                 upstream = await self._session.request(

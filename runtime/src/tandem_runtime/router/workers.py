@@ -85,7 +85,7 @@ class Workers:
         return any(worker.usable for worker in self._workers.values())
 
     def choose(self, refused: Collection[Worker]) -> Worker | None:
-        """The usable worker with the least load but for `refused`; of equals, the one not chosen for longest."""
+        """The usable worker with the least load, except `refused`; of equals, the one idle for longest."""
         candidates = [worker for worker in self._workers.values() if worker.usable and worker not in refused]
         if not candidates:
             return None
