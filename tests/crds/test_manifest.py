@@ -63,6 +63,11 @@ def test_every_problem_is_kept_though_the_line_shows_the_first() -> None:
     assert len(caught.value.problems) == 2
 
 
+def test_a_value_with_line_breaks_is_refused_in_one_line() -> None:
+    error = refusal(yaml.safe_dump(manifest({"spec.model.uri": "pvc://a/b\n"})))
+    assert error.startswith("model.yaml: spec.model.uri: uri pvc://a/b must be hf://ORG/NAME")
+
+
 def test_null_means_unset() -> None:
     text = yaml.safe_dump(manifest({})) + "status: null\n"
     document = yaml.safe_load(text)

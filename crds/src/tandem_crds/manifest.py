@@ -27,7 +27,7 @@ class ManifestError(Exception):
 
     def __init__(self, source: str, problems: list[str]) -> None:
         self.source = source
-        self.problems = problems
+        self.problems = problems = [" ".join(problem.split()) for problem in problems]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         super().__init__(f"{source}: {problems[0]}{more}")
 

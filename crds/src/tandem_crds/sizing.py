@@ -11,7 +11,8 @@ from . import quantity
 
 if TYPE_CHECKING:
     from .role_config import ModelFacts
-    from .spec import RoleSpec, Spec
+    from .roles import RoleSpec
+    from .spec import Spec
 
 DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
 
@@ -68,7 +69,7 @@ def check_tensor_parallel(facts: ModelFacts, tensor_parallel: int, path: str) ->
         return facts.heads % degree == 0 and (facts.kv_heads % degree == 0 or degree % facts.kv_heads == 0)
 
     if not fits(tensor_parallel):
-        allowed = ", ".join(str(degree) for degree in range(1, facts.heads + 1) if fits(degree))
+        allowed = ", ".join(str(degree) for degree in range(1, min(facts.heads, 64) + 1) if fits(degree))
         raise SizingError(
             f"{path}.tensorParallel is {tensor_parallel}; the model's {facts.heads} heads and "
             f"{facts.kv_heads} KV heads allow {allowed}"

@@ -2,24 +2,18 @@
 
 Nothing here changes on every pass (a status write is also a watch event, so that would loop): counts, facts,
 decisions, and load progress in steps of 25 %. Silence is `Unknown`, never a guess.
+
+Conditions: `Reconciled` (we could write everything), `Available` (one KV key has a ready prefill and a ready
+decode pod), `Progressing`, `Compatible`, `FabricReady`, `ScalingActive`, and `Ready`, which is Reconciled and
+Available, Compatible not False, and every wanted pod of the newest revision.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from .fields import Int32
 from .rules import ApiModel
-from .spec import Int32
-
-CONDITION_TYPES = (
-    "Ready",  # Reconciled and Available, Compatible not False, updated = wanted
-    "Reconciled",  # we could write everything
-    "Available",  # one KV key has a ready prefill and a ready decode pod
-    "Progressing",
-    "Compatible",
-    "FabricReady",
-    "ScalingActive",
-)
 
 Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
