@@ -584,6 +584,18 @@ def test_blocked_requests_pin_at_most_half_of_the_pool() -> None:
     assert world.pool.counts().pinned == 9
 
 
+def test_prompts_that_are_computed_here_do_not_wait_for_pinned_pages() -> None:
+    world = World(Role.DECODE, pages=20)
+    for index in range(4):
+        world.add(str(index), prompt(33, index), max_tokens=1)
+    while world.scheduler.next_remote() is not None:
+        pass
+    world.scheduler.run_local("3")
+    world.run()
+    assert list(world.ended) == ["3"]
+    assert world.scheduler.counts().blocked == 3
+
+
 def test_one_prompt_larger_than_half_of_the_pool_is_served_alone() -> None:
     world = World(Role.DECODE, pages=4)
     world.add("big", prompt(60), max_tokens=2)

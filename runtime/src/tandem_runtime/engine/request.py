@@ -71,7 +71,8 @@ class Request:
     slot: int = -1  # the ranks' slot; -1 while the ranks do not know this request
     status: Status = Status.WAITING
     preemptions: int = 0
-    order: int = 0  # of arrival; set by the scheduler
+    order: int = 0  # of arrival; set by the scheduler, as all below
+    remote: bool = False  # to be computed by a prefill worker, but for its last token
     admitted_s: float | None = None  # when it first got pages, time.monotonic()
     overtaken: int = 0  # by younger requests, since it was last admitted
     num_pages_sent: int = 0  # of `pages`, that the ranks know

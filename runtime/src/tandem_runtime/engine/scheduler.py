@@ -100,7 +100,7 @@ class Scheduler:
         request.order = self._arrivals
         self._arrivals += 1
         self._live[request.id] = request
-        self._enqueue(request)
+        self._enqueue(request, remote=self.config.role is Role.DECODE)
 
     def abort(self, request_id: str) -> Emitted | None:
         """End a request in any state. None if it has ended, or is in the pass in flight and ends at `apply`.
@@ -163,15 +163,14 @@ class Scheduler:
         """
         request = self._blocked[request_id]
         self._vacate(request)
-        self._enqueue(request)
+        self._enqueue(request, remote=True)
 
     def run_local(self, request_id: str) -> None:
         """No prefill worker for this waiting or blocked request: compute it here, on new pages."""
         request = self._live[request_id]
         assert request.status in (Status.WAITING, Status.BLOCKED), request.status
         self._vacate(request)
-        request.status = Status.WAITING
-        insort(self._local, request, key=seniority)
+        self._enqueue(request, remote=False)
 
     def fail(self, request_id: str, message: str) -> Emitted:
         """End a waiting or blocked request with an error."""
@@ -275,9 +274,9 @@ class Scheduler:
         may_grow = 0 if request.prefill_only else len(self._running) + len(self._blocked)
         if fresh + pool.unheld(matched) + may_grow > pool.available:
             return None
-        pinned = pool.pinned + pool.unpinned(matched) + fresh
-        if self.config.role is Role.DECODE and pool.pinned and pinned > pool.total // 2:
-            return None  # with no other pinned page, one request may pin more than half
+        pinned = pool.pinned  # with none, one request may pin more than half
+        if request.remote and pinned and pinned + pool.unpinned(matched) + fresh > pool.total // 2:
+            return None
         return matched
 
     def _admit(self, request: Request, matched: list[int]) -> None:
@@ -292,16 +291,16 @@ class Scheduler:
             self.prefix_query_tokens += request.goal
             self.prefix_hit_tokens += request.num_cached
 
-    def _enqueue(self, request: Request) -> None:
+    def _enqueue(self, request: Request, *, remote: bool) -> None:
         request.status = Status.WAITING
-        queue = self._remote if self.config.role is Role.DECODE else self._local
-        insort(queue, request, key=seniority)
+        request.remote = remote
+        insort(self._remote if remote else self._local, request, key=seniority)
 
     def _withdraw(self, request: Request) -> None:
-        for queue in (self._local, self._remote):
-            index = bisect_left(queue, seniority(request), key=seniority)
-            if index < len(queue) and queue[index] is request:
-                del queue[index]
+        queue = self._remote if request.remote else self._local
+        index = bisect_left(queue, seniority(request), key=seniority)
+        assert queue[index] is request
+        del queue[index]
 
     # Running requests.
 
@@ -315,7 +314,7 @@ class Scheduler:
         while missing > self._pool.available:
             victim = self._running[-1]
             self._vacate(victim)
-            self._enqueue(victim)
+            self._enqueue(victim, remote=self.config.role is Role.DECODE)
             victim.preemptions += 1
             self.num_preemptions += 1
             if victim is request:

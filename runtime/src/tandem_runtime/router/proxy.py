@@ -142,9 +142,7 @@ async def _read_body(request: web.Request) -> bytes:
 
 
 def _passed_on(headers: Mapping[str, str], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """The end-to-end headers: neither `dropped` nor named by `Connection`. A name may occur more than
-    once.
-    """
+    """The end-to-end headers: neither `dropped` nor named by `Connection`. A name may occur twice."""
     pairs = [(name.lower(), name, value) for name, value in headers.items()]
     named = {
         word.strip().lower() for key, _, value in pairs if key == "connection" for word in value.split(",")
