@@ -28,6 +28,7 @@ SOURCES = (
 )
 FLAGS = [
     "-std=c11",
+    "-D_GNU_SOURCE",
     "-O3",
     "-fvisibility=hidden",
     "-pthread",

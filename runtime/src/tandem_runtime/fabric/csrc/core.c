@@ -4,7 +4,6 @@
  * Events are a queue and an eventfd. Frames in it are bounded per link (the receiver parks the rest); the other events are bounded by what the
  * caller itself started, and are never dropped.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,7 +149,7 @@ static bool set_cpus(struct tdm_core *core, const tdm_config *config) {
   return true;
 }
 
-tdm_core *tdm_open(const tdm_config *config, char *error, size_t error_nbytes) {
+static tdm_core *open_core(const tdm_config *config, char *error, size_t error_nbytes) {
   const struct libfabric *lib = libfabric_load(error, error_nbytes);
   struct tdm_core *core = lib != NULL ? calloc(1, sizeof *core) : NULL;
   if (core == NULL) return NULL;
@@ -198,6 +197,14 @@ tdm_core *tdm_open(const tdm_config *config, char *error, size_t error_nbytes) {
     free_core(core);
     return NULL;
   }
+  return core;
+}
+
+tdm_core *tdm_open(const tdm_config *config, char *error, size_t error_nbytes) {
+  struct signals signals;
+  signals_save(&signals);
+  tdm_core *core = open_core(config, error, error_nbytes);
+  signals_restore(&signals);
   return core;
 }
 

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,6 +67,16 @@ void provider_sweep_shm(void);
 void provider_shm_name(char *name, size_t nbytes, uint32_t incarnation);
 /* Field 22 of /proc/PID/stat: tells a process from a later one with its id. 0: there is none. */
 unsigned long long process_start_time(long pid);
+
+/* Loading libfabric and opening its first endpoint replaces signal handlers of the process: psm2 takes SIGINT, SIGTERM and the fatal ones for its
+ * backtraces as soon as it is loaded, shm takes them to unlink its files, which would cut a worker off in the midst of its drain (stale
+ * files are swept at the next start instead). Whoever opens the fabric saves the handlers before and restores them after. */
+#define SIGNALS 32
+struct signals {
+  struct sigaction actions[SIGNALS];
+};
+void signals_save(struct signals *signals);
+void signals_restore(const struct signals *signals);
 
 /* --- endpoint.c --------------------------------------------------------------------------------------------------------------- */
 

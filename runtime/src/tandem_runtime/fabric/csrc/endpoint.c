@@ -10,9 +10,7 @@
  * Every receive buffer is copied and reposted before its frame is handed on. When the caller leaves its events unread, receives are parked
  * instead of reposted: the provider then holds the peer back, and memory stays bounded.
  */
-#define _GNU_SOURCE
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,13 +83,7 @@ static bool seal_holds(const struct link *link, const uint8_t *frame, size_t nby
 
 /* --- opening and closing ---------------------------------------------------------------------------------------------------------- */
 
-/* shm's first endpoint replaces the handlers of SIGINT, SIGTERM, SIGSEGV and SIGBUS by its own, which unlink the endpoints' files and so cut
- * a worker off in the middle of its drain. Stale files are swept at the next start instead. */
-static const int taken_signals[] = {SIGINT, SIGTERM, SIGSEGV, SIGBUS};
-enum { TAKEN_SIGNALS = sizeof taken_signals / sizeof *taken_signals };
-
 static int open_fid_ep(struct tdm_core *core, struct endpoint *endpoint) {
-  struct sigaction saved[TAKEN_SIGNALS];
   struct fi_info *info = core->lib->dupinfo(core->fi);
   if (info == NULL) return -FI_ENOMEM;
   if (core->traits.shm) {
@@ -100,12 +92,8 @@ static int open_fid_ep(struct tdm_core *core, struct endpoint *endpoint) {
     free(info->src_addr);
     info->src_addr = strdup(name);
     info->src_addrlen = strlen(name) + 1;
-    for (int i = 0; i < TAKEN_SIGNALS; i++) sigaction(taken_signals[i], NULL, &saved[i]);
   }
   int rc = fi_endpoint(core->domain, info, &endpoint->ep, NULL);
-  if (core->traits.shm) {
-    for (int i = 0; i < TAKEN_SIGNALS; i++) sigaction(taken_signals[i], &saved[i], NULL);
-  }
   core->lib->freeinfo(info);
   return rc;
 }
@@ -239,7 +227,7 @@ static void answer_ping(struct tdm_core *core, struct link *link, const struct h
       .node = core->node_id, .incarnation = core->incarnation, .epoch = ping->epoch, .seq = ping->seq,
       .length = (uint32_t)(16 + link->pong_nbytes), .index = 0, .count = 1,
   };
-  frame->nbytes = nbytes;
+  *frame = (struct frame){.nbytes = nbytes};
   memcpy(frame->data, &pong, HEADER_NBYTES);
   memcpy(frame->data + HEADER_NBYTES, sent_ns, 8);
   memcpy(frame->data + HEADER_NBYTES + 8, &age_ns, 8);

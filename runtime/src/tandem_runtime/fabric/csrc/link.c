@@ -4,7 +4,6 @@
  * OPENING -> OPEN (endpoint up, address told) -> CONNECTED (peer and key known) -> CLOSING (the caller gave it up: nothing more is posted)
  * -> SHUT (endpoint closed; completions it left behind are still being read) -> gone, told by TDM_EV_LINK_CLOSED.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

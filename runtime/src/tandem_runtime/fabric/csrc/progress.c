@@ -4,7 +4,6 @@
  * A turn: the caller's commands, completions, the layer counter, frames, writes. With nothing done for `spin_us` the thread sleeps: in epoll on
  * the queue's descriptor where the provider has one, else (shm) for a growing time, short while transfers are live and 5 ms when idle. Commands, the layer counter's eventfd and ended processes wake it either way.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>

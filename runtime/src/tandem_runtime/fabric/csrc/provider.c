@@ -5,11 +5,11 @@
  * taken at the versions of 1.17's headers, which every later library keeps. What a provider can do is asked of fi_getinfo, never derived
  * from a version.
  */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,11 +222,23 @@ struct fi_info *provider_find(const struct libfabric *lib, const tdm_config *con
   return NULL;
 }
 
+void signals_save(struct signals *signals) {
+  for (int number = 1; number < SIGNALS; number++) sigaction(number, NULL, &signals->actions[number]);
+}
+
+void signals_restore(const struct signals *signals) {
+  for (int number = 1; number < SIGNALS; number++) {
+    if (number != SIGKILL && number != SIGSTOP) sigaction(number, &signals->actions[number], NULL);
+  }
+}
+
 int tdm_probe(const tdm_config *config, char *text, size_t text_nbytes) {
+  struct signals signals;
   struct traits traits;
+  signals_save(&signals);
   const struct libfabric *lib = libfabric_load(text, text_nbytes);
-  if (lib == NULL) return 0;
-  struct fi_info *info = provider_find(lib, config, &traits, text, text_nbytes);
+  struct fi_info *info = lib != NULL ? provider_find(lib, config, &traits, text, text_nbytes) : NULL;
+  signals_restore(&signals);
   if (info == NULL) return 0;
   uint32_t version = lib->version();
   snprintf(text, text_nbytes, "ok (libfabric %u.%u, provider %s, domain %s)", FI_MAJOR(version), FI_MINOR(version),
