@@ -41,6 +41,8 @@ class Part:
 
 Parts = dict[str, Part]  # by the tensor's name in the checkpoint
 WHOLE = slice(None)
+# Up to this many rows (decode) a CPU's matrix product is faster with the weight on the left; measured on AVX2, fp32.
+FEW_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,15 @@ def _empty(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
+def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x Wᵀ + b` for `x` `[n, inputs]`."""
+    if x.is_cpu and 1 < len(x) <= FEW_ROWS:
+        # The transposed product `W xᵀ`: the same sums, in a kernel that is up to three times as fast here.
+        product = torch.mm(weight, x.t()) if bias is None else torch.addmm(bias[:, None], weight, x.t())
+        return product.t().contiguous()
+    return functional.linear(x, weight, bias)
+
+
 class ColumnLinear(nn.Module):
     """`[n, inputs] -> [n, sum of the outputs' shares]`."""
 
@@ -73,7 +84,7 @@ class ColumnLinear(nn.Module):
         self.bias = _empty(sum(self.sizes)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return project(x, self.weight, self.bias)
 
     def parts(self, prefix: str) -> Parts:
         parts: Parts = {}
@@ -99,7 +110,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.group.rank == 0 else None
-        return self.group.all_reduce(functional.linear(x, self.weight, bias))
+        return self.group.all_reduce(project(x, self.weight, bias))
 
     def parts(self, prefix: str) -> Parts:
         shape = (self.weight.shape[0], self.inputs)
@@ -150,7 +161,7 @@ class Head(nn.Module):
         self.weight = None if embedding else _empty(self.share.stop - self.share.start, dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits = functional.linear(hidden, self._rows())
+        logits = project(hidden, self._rows())
         if self.group.size == 1:
             return logits
         # The last rank's share may be smaller; a gather wants equal shapes.
