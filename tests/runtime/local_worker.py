@@ -100,7 +100,9 @@ class LocalWorker:
             while not self.lead.ready:
                 await self._alive()
         else:
-            self.client = await asyncio.wait_for(LeadClient.connect(str(self._directory / "lead.sock")), START_S)
+            self.client = await asyncio.wait_for(
+                LeadClient.connect(str(self._directory / "lead.sock")), START_S
+            )
 
     async def addresses(self) -> Addresses:
         path = self._directory / "addresses.json"
@@ -108,9 +110,13 @@ class LocalWorker:
             await self._alive()
         return msgspec.json.decode(path.read_bytes(), type=Addresses)
 
-    async def generate(self, prompt: list[int], params: SamplingParams | None = None, **changes: Any) -> Answer:
+    async def generate(
+        self, prompt: list[int], params: SamplingParams | None = None, **changes: Any
+    ) -> Answer:
         """One request until its last output; `changes` to greedy parameters that ignore end-of-text."""
-        params = params or SamplingParams(**{"max_tokens": 48, "temperature": 0.0, "ignore_eos": True, **changes})
+        params = params or SamplingParams(
+            **{"max_tokens": 48, "temperature": 0.0, "ignore_eos": True, **changes}
+        )
         answer = Answer()
         with self.client.call([Submit(uuid.uuid4().hex, prompt, params)]) as call:
             async for _, output in call.outputs():
@@ -127,7 +133,9 @@ class LocalWorker:
         deadline = loop.time() + within_s
         while not condition():
             if loop.time() > deadline:
-                raise AssertionError(f"{self.name}: {what} did not come true; state: {json.dumps(self.state())}")
+                raise AssertionError(
+                    f"{self.name}: {what} did not come true; state: {json.dumps(self.state())}"
+                )
             await self._alive()
 
     async def stop(self) -> None:

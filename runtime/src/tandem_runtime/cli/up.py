@@ -34,11 +34,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("up", help="serve a manifest on this machine", description=__doc__)
     parser.add_argument("file", type=Path, help="a DisaggregatedModel manifest")
     parser.add_argument("--port", type=int, default=8000, help="the router's port (default 8000; 0: any)")
-    parser.add_argument("--log-dir", type=Path, help="where the processes' logs go (default: a temporary directory)")
-    parser.add_argument("--provider", help="libfabric provider instead of the fabric profile's: net, tcp, shm")
+    parser.add_argument(
+        "--log-dir", type=Path, help="where the processes' logs go (default: a temporary directory)"
+    )
+    parser.add_argument(
+        "--provider", help="libfabric provider instead of the fabric profile's: net, tcp, shm"
+    )
     parser.add_argument("--mixed", action="store_true", help="the same number of mixed workers: the baseline")
     parser.add_argument(
-        "--volume", action="append", default=[], metavar="CLAIM=DIR", help="the directory that stands for a claim"
+        "--volume",
+        action="append",
+        default=[],
+        metavar="CLAIM=DIR",
+        help="the directory that stands for a claim",
     )
     parser.add_argument("--ask", metavar="QUESTION", help="ask once, print answer and timing, and exit")
     parser.set_defaults(run=run)
@@ -93,12 +101,19 @@ def _free_port(port: int) -> int:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise UsageError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
+            raise UsageError(
+                f"port {port} cannot be used ({error.strerror}); choose another with --port"
+            ) from None
         return int(probe.getsockname()[1])
 
 
 async def _serve(
-    model: DisaggregatedModel, plans: list[WorkerPlan], run_dir: Path, log_dir: Path, port: int, question: str | None
+    model: DisaggregatedModel,
+    plans: list[WorkerPlan],
+    run_dir: Path,
+    log_dir: Path,
+    port: int,
+    question: str | None,
 ) -> int:
     progress = Progress()
     supervisor = Supervisor(plans, run_dir, log_dir, port=port)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from ..peer_file import PeerFileSource
 from .api_keys import ApiKeys
-from .endpoints import PeerFileSource
 from .errors import NoSuchRoute, RouterError, Unauthorized
 from .metrics import RouterMetrics
 from .proxy import Proxy, upstream_session

@@ -1,6 +1,6 @@
 """Which workers could answer a request now, and which of them should.
 
-    EndpointSource ──who exists──► Workers ──one poller each──► GET /state ──► usable, load
+    PeerSource ──────who exists──► Workers ──one poller each──► GET /state ──► usable, load
                                       ▲
     proxy ──choose / lost─────────────┘
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from ..instance import Addresses
+    from ..peer_file import PeerSource
     from .config import RouterConfig
-    from .endpoints import EndpointSource
 
 log = logging.getLogger("tandem.router")
 
@@ -70,7 +70,7 @@ class Worker:
 
 
 class Workers:
-    def __init__(self, source: EndpointSource, config: RouterConfig) -> None:
+    def __init__(self, source: PeerSource, config: RouterConfig) -> None:
         self._source = source
         self._config = config
         self._workers: dict[Addresses, Worker] = {}
@@ -118,6 +118,7 @@ class Workers:
         if listed is None:
             return
         self.listed = True
+        listed = [worker for worker in listed if worker.server]  # those that answer the API
         for addresses in self._workers.keys() - set(listed):
             worker = self._workers.pop(addresses)
             worker.usable = False

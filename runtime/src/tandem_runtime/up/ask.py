@@ -101,7 +101,10 @@ def timing_table(answer: Answer) -> list[tuple[str, str]]:
             ("exposed transfer", f"{milliseconds(timing.get('exposed_s'))} after the last layer"),
         ]
     else:
-        rows += [("served by", f"{timing.get('decode_node')}"), ("prefill", milliseconds(timing.get("prefill_s")))]
+        rows += [
+            ("served by", f"{timing.get('decode_node')}"),
+            ("prefill", milliseconds(timing.get("prefill_s"))),
+        ]
     mean_s = sum(itl_s) / len(itl_s) if itl_s else float("nan")
     rows += [
         ("TTFT", milliseconds(answer.ttft_s)),

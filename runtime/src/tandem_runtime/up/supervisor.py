@@ -82,13 +82,13 @@ class Supervisor:
         self.on_death = on_death
         self.on_change = on_change
         self.workers = [
-            Worker(plan, run_dir / f"w{index}", log_dir / f"{plan.name}.log") for index, plan in enumerate(plans)
+            Worker(plan, run_dir / f"w{index}", log_dir / f"{plan.name}.log")
+            for index, plan in enumerate(plans)
         ]
         self.router: asyncio.subprocess.Process | None = None
         self.deaths: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        ranks = sum(plan.config.tensor_parallel for plan in plans)
-        self._threads_per_rank = max(1, len(os.sched_getaffinity(0)) // ranks)
+        self._ranks = sum(plan.config.tensor_parallel for plan in plans)
 
     @property
     def url(self) -> str:
@@ -122,10 +122,12 @@ class Supervisor:
             peers=str(self.run_dir / "peers.json"),
             address_file=str(address_file),
             run_dir=str(worker.directory),
-            threads_per_rank=self._threads_per_rank,
+            threads_per_rank=self._threads_per_rank(worker.plan),
         )
         worker.process = await self._spawn(
-            [sys.executable, "-m", "tandem_runtime.worker", "--config", str(config_path)], worker.log_path, instance.environment()
+            [*_confined(worker.plan), sys.executable, "-m", "tandem_runtime.worker", "--config", str(config_path)],
+            worker.log_path,
+            instance.environment(),
         )
         self._tasks.append(asyncio.create_task(self._watch(worker.plan.name, worker.process)))
         self._tasks.append(asyncio.create_task(self._follow(worker, worker.process, address_file)))
@@ -133,7 +135,9 @@ class Supervisor:
     async def serving(self) -> None:
         """Returns once the router has a ready, paired decode worker and every worker is ready."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-            while not (all(worker.ready for worker in self.workers) and await _ok(session, f"{self.url}/serving")):
+            while not (
+                all(worker.ready for worker in self.workers) and await _ok(session, f"{self.url}/serving")
+            ):
                 await asyncio.sleep(POLL_S)
 
     async def failed(self) -> DeploymentError:
@@ -184,7 +188,9 @@ class Supervisor:
         )  # fmt: skip
         self._tasks.append(asyncio.create_task(self._watch("router", self.router)))
 
-    async def _spawn(self, arguments: list[str], log_path: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
+    async def _spawn(
+        self, arguments: list[str], log_path: Path, environment: dict[str, str]
+    ) -> asyncio.subprocess.Process:
         with log_path.open("ab") as output:
             return await asyncio.create_subprocess_exec(
                 *arguments,
@@ -221,14 +227,29 @@ class Supervisor:
                 await asyncio.sleep(POLL_S)
 
     def _write_peers(self) -> None:
-        peers = PeerFile(workers=[worker.addresses for worker in self.workers if worker.addresses is not None])
+        peers = PeerFile(
+            workers=[worker.addresses for worker in self.workers if worker.addresses is not None]
+        )
         path = self.run_dir / "peers.json"
         temporary = path.with_suffix(".new")
         temporary.write_bytes(msgspec.json.encode(peers))
         temporary.replace(path)
 
+    def _threads_per_rank(self, plan: WorkerPlan) -> int:
+        """A share of the worker's own cores, or of all cores among all ranks."""
+        if plan.cpus is not None:
+            return max(1, len(plan.cpus) // plan.config.tensor_parallel)
+        return max(1, len(os.sched_getaffinity(0)) // self._ranks)
+
     def roles(self) -> dict[str, Role]:
         return {worker.plan.name: worker.plan.config.role for worker in self.workers}
+
+
+def _confined(plan: WorkerPlan) -> list[str]:
+    """The command in front of the worker's that confines it and all its children; it becomes the worker."""
+    if plan.cpus is None:
+        return []
+    return ["taskset", "--cpu-list", ",".join(map(str, sorted(plan.cpus)))]
 
 
 async def _ok(session: aiohttp.ClientSession, url: str) -> bool:

@@ -43,7 +43,9 @@ class Part:
 def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Part]:
     """The processes of this worker: lead, ranks, and a server where clients are served."""
     module = [sys.executable, "-m"]
-    lead = Part("lead", [*module, "tandem_runtime.worker.lead", "--config", str(config_path)], instance.environment())
+    lead = Part(
+        "lead", [*module, "tandem_runtime.worker.lead", "--config", str(config_path)], instance.environment()
+    )
     # OpenMP threads that spin between steps would take the cores from the progress threads and from the other ranks.
     threads = {
         "OMP_NUM_THREADS": str(instance.threads_per_rank),
@@ -132,7 +134,9 @@ async def _stop(processes: list[asyncio.subprocess.Process]) -> None:
 def main() -> int:
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    parser = argparse.ArgumentParser(prog="tandem worker", description="Run one prefill, decode or mixed worker.")
+    parser = argparse.ArgumentParser(
+        prog="tandem worker", description="Run one prefill, decode or mixed worker."
+    )
     parser.add_argument("--config", required=True, type=Path, help="RoleConfig as JSON")
     arguments = parser.parse_args()
     try:

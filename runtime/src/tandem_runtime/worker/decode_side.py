@@ -43,7 +43,14 @@ class DecodeSide:
     """A `TransferSide` for the loop and a `DecodeListener` for the messenger."""
 
     def __init__(
-        self, loop: EngineLoop, scheduler: Scheduler, pool: PagePool, metrics: Metrics, node: str, *, fallback_local: bool
+        self,
+        loop: EngineLoop,
+        scheduler: Scheduler,
+        pool: PagePool,
+        metrics: Metrics,
+        node: str,
+        *,
+        fallback_local: bool,
     ) -> None:
         self._loop = loop
         self._scheduler = scheduler

@@ -12,20 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
 from tandem_crds.role_config import Role
 
-from ..instance import Addresses, PeerFile
 from ..messenger.ports import PeerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..instance import Addresses
     from ..messenger.authentication import PeerKeys
+    from ..peer_file import PeerSource
 
 log = logging.getLogger("tandem.discovery")
 PERIOD_S = 0.5
@@ -42,32 +42,6 @@ class PeerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_key: str
     provider: str
     control_address: bytes  # base64 in JSON
-
-
-class PeerSource(Protocol):
-    """Who exists. Reading is cheap and never fails: the last known answer stands when the source cannot be asked."""
-
-    def read(self) -> list[Addresses]: ...
-
-
-class PeerFileSource:
-    """`tandem up`'s list: one JSON file, replaced atomically."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp: tuple[int, int] | None = None
-        self._workers: list[Addresses] = []
-
-    def read(self) -> list[Addresses]:
-        try:
-            status = self._path.stat()
-            stamp = (status.st_mtime_ns, status.st_ino)
-            if stamp != self._stamp:
-                self._workers = msgspec.json.decode(self._path.read_bytes(), type=PeerFile).workers
-                self._stamp = stamp
-        except (OSError, msgspec.DecodeError) as error:
-            log.warning("peer file %s cannot be read (%s); keeping %d workers", self._path, error, len(self._workers))
-        return self._workers
 
 
 class Discovery:
@@ -99,7 +73,7 @@ class Discovery:
                 await asyncio.sleep(PERIOD_S)
 
     async def _round(self, session: aiohttp.ClientSession) -> None:
-        workers = {worker.uid: worker for worker in self._source.read() if worker.role == Role.PREFILL}
+        workers = {worker.uid: worker for worker in self._source.read() or [] if worker.role == Role.PREFILL}
         for uid in set(self._known) - set(workers):
             del self._known[uid]
             self._asked_s.pop(uid, None)

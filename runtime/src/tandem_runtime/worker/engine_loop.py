@@ -70,7 +70,12 @@ class EngineLoop:
     """`send` takes the outputs of requests that came by `submit`; prefill workers have none."""
 
     def __init__(
-        self, scheduler: Scheduler, ranks: RankGroup, metrics: Metrics, node: str, send: Callable[[Output], None]
+        self,
+        scheduler: Scheduler,
+        ranks: RankGroup,
+        metrics: Metrics,
+        node: str,
+        send: Callable[[Output], None],
     ) -> None:
         self.scheduler = scheduler
         self.side: TransferSide = NoTransfers()
@@ -87,7 +92,9 @@ class EngineLoop:
     # --- SubmissionHandler -------------------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> None:
-        request = Request(submit.request_id, submit.prompt, submit.params, time.monotonic(), priority=submit.priority)
+        request = Request(
+            submit.request_id, submit.prompt, submit.params, time.monotonic(), priority=submit.priority
+        )
         self._records[request.id] = _Record(request)
         if self.draining:
             self.finish_error(request.id, "this worker is draining; retry", 503)

@@ -37,9 +37,10 @@ from ..messenger.manifest import manifest_of
 from ..messenger.ports import Identity
 from ..messenger.prefill_messenger import PrefillMessenger
 from ..messenger.wire import Region
+from ..peer_file import PeerFileSource
 from ..process import boot_id, die_with_parent, start_time
 from .decode_side import DecodeSide
-from .discovery import Discovery, PeerFileSource, PeerInfo
+from .discovery import Discovery, PeerInfo
 from .engine_loop import EngineLoop
 from .metrics import Metrics
 from .port import WorkerPort
@@ -102,7 +103,11 @@ class Lead:
             dtype=config.kv.dtype,
         )
         self._loop = EngineLoop(
-            self._scheduler, self._ranks, self._metrics, instance.pod, lambda output: self._server.send(output)
+            self._scheduler,
+            self._ranks,
+            self._metrics,
+            instance.pod,
+            lambda output: self._server.send(output),
         )
         self._server = ServerLink(self._loop)
         self._fabric: Fabric | None = None
@@ -184,7 +189,11 @@ class Lead:
             "steps": self._loop.steps,
             "pages": self._pages(),
             "incompatible": self._discovery.incompatible if self._discovery is not None else {},
-            **(messenger.snapshot() if messenger is not None else {"transfers": {}, "peers": {}, "counters": {}}),
+            **(
+                messenger.snapshot()
+                if messenger is not None
+                else {"transfers": {}, "peers": {}, "counters": {}}
+            ),
         }
 
     def metrics(self) -> bytes:
@@ -245,7 +254,9 @@ class Lead:
         for rank, (fd, nbytes) in enumerate(self._ranks.pool_fds()):
             key, base = fabric.register_fd(rank, fd, nbytes)
             regions.append(Region(key, base, nbytes))
-        log.info("fabric %s, libfabric %s, %d regions", fabric.info.provider, fabric.info.version, len(regions))
+        log.info(
+            "fabric %s, libfabric %s, %d regions", fabric.info.provider, fabric.info.version, len(regions)
+        )
         self._metrics.info.labels(
             role=config.role.value, provider=fabric.info.provider, libfabric=fabric.info.version
         ).set(1)
@@ -361,7 +372,9 @@ async def _serve(config: RoleConfig, instance: Instance) -> None:
     try:
         lead = Lead(config, instance)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {instance.host}:{instance.worker_port}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"cannot listen on {instance.host}:{instance.worker_port}: {error.strerror}"
+        ) from error
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lead.drain)
     await lead.run()
 

@@ -10,7 +10,27 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..ipc import Report
 
-LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+LATENCY_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
@@ -55,7 +75,10 @@ class Metrics:
         self.request_generation = histogram("vllm:request_generation_tokens", "Output length", TOKENS)
         self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens computed in a step", TOKENS)
         self._http = Counter(
-            "tandem_http_requests", "HTTP requests by endpoint and status", ["endpoint", "status"], registry=self.registry
+            "tandem_http_requests",
+            "HTTP requests by endpoint and status",
+            ["endpoint", "status"],
+            registry=self.registry,
         )
         self.step_overhead = histogram(
             "tandem_step_overhead_seconds",
@@ -63,13 +86,20 @@ class Metrics:
             (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1),
         )
         self.forward = histogram("tandem_forward_seconds", "Forward pass", LATENCY_S)
-        self.transfer_seconds = histogram("tandem_kv_transfer_seconds", "First to last KV write of a request", LATENCY_S)
+        self.transfer_seconds = histogram(
+            "tandem_kv_transfer_seconds", "First to last KV write of a request", LATENCY_S
+        )
         self.exposed_seconds = histogram(
-            "tandem_kv_transfer_exposed_seconds", "KV transfer left after the last layer was computed", LATENCY_S
+            "tandem_kv_transfer_exposed_seconds",
+            "KV transfer left after the last layer was computed",
+            LATENCY_S,
         )
         self.transfer_nbytes = counter("tandem_kv_transfer_bytes", "KV bytes received or sent")
         self.transfer_failures = Counter(
-            "tandem_kv_transfer_failures", "Transfers that failed, by reason", ["reason"], registry=self.registry
+            "tandem_kv_transfer_failures",
+            "Transfers that failed, by reason",
+            ["reason"],
+            registry=self.registry,
         )
         self.local_prefills = counter(
             "tandem_local_prefills", "Prompts prefilled here because no prefill worker was ready"
@@ -77,7 +107,10 @@ class Metrics:
         self.fabric = Gauge("tandem_fabric", "The C core's counters", ["name"], registry=self.registry)
         self.pages = Gauge("tandem_pages", "Pages by state", ["state"], registry=self.registry)
         self.info = Gauge(
-            "tandem_info", "Role, provider and libfabric of this worker", ["role", "provider", "libfabric"], registry=self.registry
+            "tandem_info",
+            "Role, provider and libfabric of this worker",
+            ["role", "provider", "libfabric"],
+            registry=self.registry,
         )
         self.role = role
         # A prefill worker must never sample: the counter exists, and stays 0, so that this can be watched.

@@ -49,7 +49,11 @@ class PrefillSide:
             self._pool.pin(("transfer", key), request.pages)
             self._pinned.add(key)
             self._messenger.admitted(key, list(request.pages), request.num_cached)
-        chunks = [(self._keys[chunk.request_id], chunk) for chunk in planned.chunks if chunk.request_id in self._keys]
+        chunks = [
+            (self._keys[chunk.request_id], chunk)
+            for chunk in planned.chunks
+            if chunk.request_id in self._keys
+        ]
         self._messenger.publish(planned.step.counter_base, chunks)
 
     def passed(self, planned: Planned, ok: bool) -> None:
