@@ -125,7 +125,14 @@ class Supervisor:
             threads_per_rank=self._threads_per_rank(worker.plan),
         )
         worker.process = await self._spawn(
-            [*_confined(worker.plan), sys.executable, "-m", "tandem_runtime.worker", "--config", str(config_path)],
+            [
+                *_confined(worker.plan),
+                sys.executable,
+                "-m",
+                "tandem_runtime.worker",
+                "--config",
+                str(config_path),
+            ],
             worker.log_path,
             instance.environment(),
         )
