@@ -48,6 +48,7 @@ def _server(
     server.close()
     log = server.log.read_text()
     assert "Traceback" not in log, log
+    assert " ERROR " not in log, log
     assert server.process.returncode == 0, log
 
 

@@ -213,6 +213,14 @@ def test_only_the_beginning_of_a_stop_is_held_back(stops: list[str]) -> None:
             assert shown == seen[: len(seen) - held], (seen, shown)
 
 
+def test_a_stop_string_that_came_too_early_is_text_once_and_for_all() -> None:
+    filter_ = StopFilter(["ab"])
+    assert filter_.push("ab", may_stop=False) == ("ab", False)
+    filter_ = StopFilter(["ab", "abc"])
+    assert filter_.push("ab", may_stop=False) == ("", False)  # it may still become the other
+    assert filter_.push("x") == ("abx", False)
+
+
 def test_a_stop_string_across_tokens_is_never_shown(
     tokenizer: Tokenizer, vocabulary: tokenizers.Tokenizer
 ) -> None:

@@ -2,7 +2,7 @@
 
 Knows: the unix socket and which request belongs to which HTTP call. Does not know: text, HTTP.
 
-    Call.submit ─► Submit ──►┐            ┌──► Output ─► Call's queue ─► async for index, output in call
+    Call enters ─► Submit ──►┐            ┌──► Output ─► Call's queue ─► async for index, output in call
     Call.abort  ─► Abort  ──►┤ one socket ├──► Output ─► another Call's queue
                              └── lead ────┘
 
