@@ -37,7 +37,8 @@ assistant:{% endif %}""",
     "special tokens and unset tools": "{{ bos_token }}{% if tools %}tools{% endif %}{{ 1 }}{{ eos_token }}",
     "JSON that is not made safe for HTML": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
     "a break": (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}"
+        "{% if m.role == 'assistant' %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
     ),
     "training marks": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     "a namespace": (
