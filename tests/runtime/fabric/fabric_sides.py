@@ -97,6 +97,14 @@ class Side:
     def wait_one(self, kind: type[T]) -> T:
         return self.wait(kind)[0]
 
+    def wait_drained(self, transfer: int) -> OutDrained:
+        """The end of that transfer; other events stay for later."""
+        others = []
+        while (event := self.wait_one(OutDrained)).transfer != transfer:
+            others.append(event)
+        self.events += others
+        return event
+
     # --- links --------------------------------------------------------------------------------------------
 
     def open(self, link: int) -> tuple[bytes, list[tuple[int, int, int]]]:
@@ -134,6 +142,11 @@ class Side:
             counted[self.memory[offset]] = counted.get(self.memory[offset], 0) + 1
         return counted
 
+    def layers_touched(self, layers: int) -> list[bool]:
+        """Of each layer: was anything written?"""
+        nbytes = self.pool_nbytes // layers
+        return [any(self.read(layer * nbytes, nbytes)) for layer in range(layers)]
+
     def beyond_is_zero(self) -> bool:
         return not any(self.beyond)
 
@@ -164,13 +177,26 @@ class Side:
         """A method of the fabric."""
         return getattr(self.fabric, name)(*arguments)
 
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """`function(self, ...)`, where this side lives."""
+        return function(self, *arguments)
+
     def store_layers(self, value: int) -> None:
         self.layers.store(value)
 
     def thread_sleeps(self) -> None:
-        """Returns once the progress thread has nothing more to do: it has gone to sleep anew."""
+        """Returns once the progress thread has nothing more to do: it has slept twice anew, or sleeps on."""
         before = self.fabric.stats().sleeps
-        until(lambda: self.fabric.stats().sleeps > before + 1, "the progress thread never slept")
+        used_ns = -1
+
+        def has_slept() -> bool:
+            nonlocal used_ns
+            before_ns, stats = used_ns, self.fabric.stats()
+            used_ns = stats.thread_cpu_ns
+            time.sleep(0.02)  # far longer than it spins
+            return stats.sleeps > before + 1 or used_ns == before_ns
+
+        until(has_slept, "the progress thread never slept")
 
 
 class RemoteSide:
@@ -184,6 +210,7 @@ class RemoteSide:
     def __init__(
         self, provider: str, number: int = 2, environment: dict[str, str] | None = None, **options: Any
     ) -> None:
+        self.pool_nbytes = options.get("pool_nbytes", POOL_NBYTES)
         self._reusable = environment is None
         if self._reusable and self._idle:
             self._pipe, self._process = self._idle.pop()
@@ -315,4 +342,4 @@ def write_and_count(sender: Any, receiver: Any, link: int, slot: int, transfer: 
     sender.begin(link, transfer, 64, 1, slot)
     sender.post(transfer, [0])
     receiver.wait_one(CountReached)
-    sender.wait_one(OutDrained)
+    sender.wait_drained(transfer)

@@ -21,6 +21,7 @@ static struct bootstrap_peer *peer_of(struct tdm_core *core, const struct comman
     if (oldest == NULL) return NULL;
     struct bootstrap_peer *gone = *oldest;
     *oldest = gone->next;
+    core->forgot_unreached |= !gone->reached;
     fi_av_remove(core->bootstrap->av, &gone->peer, 1, 0);
     free(gone);
     core->n_bootstrap_peers--;
@@ -66,11 +67,19 @@ size_t bootstrap_send_frames(struct tdm_core *core) {
       continue;
     }
     if (rc <= 0) peer->queued--; /* else when the send is done */
+    if (rc > 0) peer->reached = true;
     free(frame);
     worked++;
   }
   core->bootstrap_frames = waiting;
   return worked;
+}
+
+bool bootstrap_unreached(const struct tdm_core *core) {
+  for (const struct bootstrap_peer *peer = core->bootstrap_peers; peer != NULL; peer = peer->next) {
+    if (!peer->reached) return true;
+  }
+  return core->forgot_unreached;
 }
 
 void bootstrap_free(struct tdm_core *core) {

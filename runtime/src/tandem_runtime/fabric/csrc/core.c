@@ -5,6 +5,7 @@
  * caller itself started, and are never dropped.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -265,6 +266,8 @@ int tdm_watch_process(tdm_core *core, uint32_t link, int pid, uint64_t start_tim
   if (pidfd < 0) return -errno;
   /* The id may have been given to a later process before the descriptor was opened; from here on it cannot be. */
   unsigned long long started = process_start_time(pid);
+  struct pollfd ended = {.fd = pidfd, .events = POLLIN}; /* a zombie still has its id, and no memory */
+  if (poll(&ended, 1, 0) > 0) started = 0;
   struct process *process = started == start_time ? malloc(sizeof *process) : NULL;
   if (process == NULL) {
     close(pidfd);

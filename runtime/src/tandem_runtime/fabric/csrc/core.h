@@ -65,6 +65,9 @@ struct fi_info *provider_find(const struct libfabric *lib, const tdm_config *con
 void provider_sweep_shm(void);
 /* A name no other endpoint has had: pid, start time, incarnation, random, number. */
 void provider_shm_name(char *name, size_t nbytes, uint32_t incarnation);
+/* Around the close of an endpoint: its file outlives it (see bootstrap_unreached). */
+void provider_shm_keep(const char *address);
+void provider_shm_kept(const char *address);
 /* Field 22 of /proc/PID/stat: tells a process from a later one with its id. 0: there is none. */
 unsigned long long process_start_time(long pid);
 
@@ -278,6 +281,7 @@ struct bootstrap_peer {
   size_t address_nbytes;
   fi_addr_t peer;
   size_t queued;              /* frames that still need it */
+  bool reached;               /* a frame was posted to it */
   uint64_t used_ns;
 };
 
@@ -305,6 +309,7 @@ struct tdm_core {
   struct endpoint *bootstrap;
   struct bootstrap_peer *bootstrap_peers;
   size_t n_bootstrap_peers;
+  bool forgot_unreached;      /* a peer that was never reached made room for another */
   struct frame_queue bootstrap_frames;
   uint64_t shm_number;
   bool layer_fd_armed;
@@ -368,6 +373,9 @@ int endpoint_send_frame(struct tdm_core *core, struct endpoint *endpoint, struct
 void bootstrap_command(struct tdm_core *core, struct command *command);
 size_t bootstrap_send_frames(struct tdm_core *core); /* with the lock */
 void bootstrap_sent(struct bootstrap_peer *peer);
+/* Some peer has not yet noticed our first frame. 1.17's shm connects by a message that names the sender's file; a receiver that finds the file gone
+ * crashes. So this endpoint's file must stay when we leave; the next start sweeps it. */
+bool bootstrap_unreached(const struct tdm_core *core);
 void bootstrap_free(struct tdm_core *core);
 
 /* memory.c */

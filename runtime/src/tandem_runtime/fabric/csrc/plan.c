@@ -163,6 +163,18 @@ static void advance(struct tdm_core *core, struct link *link, struct run *run) {
   }
 }
 
+/* Never without an immediate: over shm a plain write goes straight into the peer's memory, whatever its key. */
+static ssize_t write_with_immediate(struct tdm_core *core, struct fid_ep *ep, void *source, size_t nbytes, void *desc, uint32_t immediate,
+                                    fi_addr_t peer, uint64_t target, uint64_t key, struct op *op) {
+  if (!core->traits.delivery_complete) return fi_writedata(ep, source, nbytes, desc, immediate, peer, target, key, op);
+  /* net's fi_writedata does not look at the endpoint's operation flags, so they are given with each write. */
+  struct iovec local = {.iov_base = source, .iov_len = nbytes};
+  struct fi_rma_iov remote = {.addr = target, .len = nbytes, .key = key};
+  struct fi_msg_rma message = {.msg_iov = &local, .desc = &desc, .iov_count = 1, .addr = peer, .rma_iov = &remote, .rma_iov_count = 1,
+                               .context = op, .data = immediate};
+  return fi_writemsg(ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION | FI_DELIVERY_COMPLETE);
+}
+
 /* 1: posted, 0: not now, negative: refused for good. */
 static int post_write(struct tdm_core *core, struct link *link, struct run *run) {
   struct transfer *transfer = run->transfer;
@@ -194,8 +206,8 @@ static int post_write(struct tdm_core *core, struct link *link, struct run *run)
   op->transfer = transfer;
   op->nbytes = nbytes;
   uint64_t posting_ns = transfer->posted == 0 ? tdm_now_ns() : 0; /* before the post: the write may land before it returns */
-  ssize_t rc = fi_writedata(endpoint->ep, (const uint8_t *)region->memory + source, nbytes, region->desc, immediate, link->peer,
-                            remote->base + target, remote->key, op);
+  ssize_t rc = write_with_immediate(core, endpoint->ep, (uint8_t *)region->memory + source, nbytes, region->desc, immediate, link->peer,
+                                    remote->base + target, remote->key, op);
   if (rc == -FI_EAGAIN) {
     core->stats.eagain++;
     return 0;
@@ -275,7 +287,7 @@ void plan_write_done(struct tdm_core *core, struct op *op, int error) {
     core->stats.writes_failed++;
     stop(transfer);
   }
-  end_if_drained(core, transfer, false);
+  if (link->state != LINK_SHUT) end_if_drained(core, transfer, false); /* else all end together, by plan_link_closed */
 }
 
 void plan_link_closing(struct tdm_core *core, struct link *link) {

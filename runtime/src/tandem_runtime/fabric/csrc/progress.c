@@ -99,10 +99,14 @@ static bool open_all(struct tdm_core *core) {
 static void close_all(struct tdm_core *core) {
   plan_free(core);
   link_close_all(core);
+  bool keep = core->traits.shm && core->bootstrap != NULL && bootstrap_unreached(core);
+  const char *name = keep ? (const char *)core->bootstrap->address : NULL;
   bootstrap_free(core);
   if (core->traits.endpoint_keys) memory_free(core); /* bound to the endpoint, so they go first */
   if (core->bootstrap != NULL) {
+    if (keep) provider_shm_keep(name);
     endpoint_close(core, core->bootstrap);
+    if (keep) provider_shm_kept(name);
     endpoint_free(core->bootstrap);
   }
   memory_free(core);

@@ -19,6 +19,7 @@
 #include "core.h"
 
 #define API_VERSION FI_VERSION(1, 17)
+#define SHM_SCHEME "fi_ns://"
 #define SHM_PREFIX "tandem-"
 
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -291,8 +292,25 @@ unsigned long long process_start_time(long pid) {
 
 void provider_shm_name(char *name, size_t nbytes, uint32_t incarnation) {
   static atomic_uint number;
-  snprintf(name, nbytes, "fi_ns://" SHM_PREFIX "%llu-%ld-%llu-%" PRIu32 "-%016" PRIx64 "-%u", pid_namespace(), (long)getpid(),
+  snprintf(name, nbytes, SHM_SCHEME SHM_PREFIX "%llu-%ld-%llu-%" PRIu32 "-%016" PRIx64 "-%u", pid_namespace(), (long)getpid(),
            process_start_time(getpid()), incarnation, core_random(), atomic_fetch_add(&number, 1));
+}
+
+static void shm_paths(const char *address, char path[320], char kept[328]) {
+  snprintf(path, 320, "/dev/shm/%s", address + strlen(SHM_SCHEME));
+  snprintf(kept, 328, "%s.kept", path);
+}
+
+void provider_shm_keep(const char *address) {
+  char path[320], kept[328];
+  shm_paths(address, path, kept);
+  (void)link(path, kept);
+}
+
+void provider_shm_kept(const char *address) {
+  char path[320], kept[328];
+  shm_paths(address, path, kept);
+  (void)rename(kept, path);
 }
 
 void provider_sweep_shm(void) {
