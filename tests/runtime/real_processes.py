@@ -16,7 +16,13 @@ POLL_S = 0.02
 
 
 def manifest(
-    model_dir: Path, *, name: str = "tiny", prefill: int = 1, decode: int = 1, chunk: int = 512, memory: str = "16Mi"
+    model_dir: Path,
+    *,
+    name: str = "tiny",
+    prefill: int = 1,
+    decode: int = 1,
+    chunk: int = 512,
+    memory: str = "16Mi",
 ) -> dict[str, Any]:
     """`chunk`: the most tokens of a prompt that prefill computes in one step."""
     return {

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
-from real_deployment import LONG, LONG_OUTPUT, MANY, SHORT, SHORT_OUTPUT, Deployment, Oracle, deployed
+from real_deployment import Deployment, Oracle, deployed
 from real_processes import manifest
-from tiny_checkpoints import random_prompt, write_llama
+from tiny_checkpoints import write_llama
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -25,22 +23,25 @@ def expected(slow_model: Path) -> Oracle:
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small, but with wide heads: a long prompt has 16 MB of KV, and in steps of 16 tokens takes a second."""
-    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    sizes = {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    }
     directory = tmp_path_factory.mktemp("checkpoints") / "slow-llama"
     return write_llama(directory, max_position_embeddings=4096, **sizes)
 
 
-@pytest.fixture(scope="session")
-def short_directory() -> Iterator[Path]:
-    """Unix sockets lie below it, and their paths must be short."""
-    with tempfile.TemporaryDirectory(prefix="tandem-test-") as directory:
-        yield Path(directory)
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=["net", "shm"])
-async def everlasting(request: pytest.FixtureRequest, slow_model: Path, expected: Oracle, short_directory: Path) -> AsyncIterator[Deployment]:
-    directory = short_directory / request.param
-    directory.mkdir()
+async def everlasting(
+    request: pytest.FixtureRequest,
+    slow_model: Path,
+    expected: Oracle,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Deployment]:
+    directory = tmp_path_factory.mktemp(request.param)  # the pods' logs stay there
     document = manifest(slow_model, prefill=2, decode=2, chunk=16, memory="48Mi")
     async with deployed(document, directory, expected, request.param) as deployment:
         yield deployment

@@ -71,7 +71,9 @@ class Load:
 
 
 class Deployment:
-    def __init__(self, supervisor: Supervisor, session: aiohttp.ClientSession, expected: Oracle, provider: str) -> None:
+    def __init__(
+        self, supervisor: Supervisor, session: aiohttp.ClientSession, expected: Oracle, provider: str
+    ) -> None:
         self.supervisor = supervisor
         self.expected = expected
         self.provider = provider
@@ -82,7 +84,11 @@ class Deployment:
 
     def workers(self, role: str) -> list[Worker]:
         """Those that run."""
-        return [w for w in self.supervisor.workers if w.plan.config.role == role and w.process and w.process.returncode is None]
+        return [
+            w
+            for w in self.supervisor.workers
+            if w.plan.config.role == role and w.process and w.process.returncode is None
+        ]
 
     def worker(self, name: str) -> Worker:
         return next(w for w in self.supervisor.workers if w.plan.name == name)
@@ -155,9 +161,10 @@ class Deployment:
         whole = pages["free"] + pages["cached"] == pages["total"]
         return pages["pinned"] == 0 and whole and not state["transfers"] and not outstanding
 
-    async def in_transfer(self) -> tuple[Worker, Worker]:
+    async def in_transfer(self, prefills: list[Worker] | None = None) -> tuple[Worker, Worker]:
         """The prefill and the decode in whose long transfer we are: some writes are done, most are not."""
-        before = {w: (await self.state(w))["counters"]["writes"] for w in self.workers("prefill")}
+        asked = prefills or self.workers("prefill")
+        before = {w: (await self.state(w))["counters"]["writes"] for w in asked}
         found: list[Worker] = []
 
         async def under_way() -> bool:
@@ -174,6 +181,15 @@ class Deployment:
                 return found[0], worker
         raise AssertionError("the transfer was over before it was found")
 
+    async def gone(self, decode: Worker) -> None:
+        """No long request is left at `decode` (short ones may come and go)."""
+
+        async def holds_little() -> bool:
+            pages = (await self.state(decode))["pages"]
+            return pages["total"] - pages["free"] - pages["cached"] < 4
+
+        await until(holds_little, f"{decode.plan.name} has dropped what its client left", 5)
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def long_prompt(self) -> list[int]:
@@ -187,7 +203,9 @@ class Deployment:
             assert at.addresses is not None
             url = f"http://{at.addresses.server}"
         begin = time.monotonic()
-        async with self._session.post(f"{url}/v1/completions", json=greedy_body(prompt, tokens, **more)) as answer:
+        async with self._session.post(
+            f"{url}/v1/completions", json=greedy_body(prompt, tokens, **more)
+        ) as answer:
             body = json.loads(await answer.read())
         tokens_or_none = body["choices"][0]["token_ids"] if answer.status == 200 else []
         return Reply(answer.status, tokens_or_none, body, time.monotonic() - begin)
@@ -238,7 +256,9 @@ def greedy_body(prompt: list[int], tokens: int, **more: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def deployed(document: dict[str, Any], directory: Path, expected: Oracle, provider: str) -> AsyncIterator[Deployment]:
+async def deployed(
+    document: dict[str, Any], directory: Path, expected: Oracle, provider: str
+) -> AsyncIterator[Deployment]:
     """The manifest's workers and a router, serving."""
     model = load_manifest(json.dumps(document), "test")
     facts, path = model_facts(model.spec.model.uri, {})

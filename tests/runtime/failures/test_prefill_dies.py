@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180
 MOVED_S = 6.0
 
 
-async def test_its_request_moves_to_the_other_prefill_and_then_without_one_fails_at_once(deployment: Deployment) -> None:
+async def test_its_request_moves_to_the_other_prefill_and_then_without_one_fails_at_once(
+    deployment: Deployment,
+) -> None:
     prompt = deployment.long_prompt()
     async with deployment.load():
         asked = asyncio.create_task(deployment.ask(prompt, LONG_OUTPUT))

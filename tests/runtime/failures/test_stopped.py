@@ -1,0 +1,70 @@
+"""A whole pod stands still for longer than its peers' patience, in the middle of a transfer, and then goes on.
+
+What it was about to write or to read must not be there any more when it does: pages are reused only with proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from real_deployment import LONG, LONG_OUTPUT
+from real_processes import until
+
+if TYPE_CHECKING:
+    from real_deployment import Deployment
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
+SOURCE_PAGES = LONG // 16  # of all tokens but the last
+
+
+async def test_a_stopped_prefill_loses_its_request_and_its_late_writes_land_nowhere(
+    deployment: Deployment,
+) -> None:
+    prompt, others = deployment.long_prompt(), [deployment.long_prompt() for _ in range(3)]
+    async with deployment.load():
+        asked = asyncio.create_task(deployment.ask(prompt, LONG_OUTPUT))
+        prefill, decode = await deployment.in_transfer()
+        other = deployment.other(prefill)
+        with deployment.stopped(prefill):
+            reply = await asked
+            assert deployment.right(reply, prompt)
+            assert reply.timing["prefill_node"] == other.plan.name
+            # Together they fill decode's pool: what the first attempt left free is in use again.
+            crowd = [asyncio.create_task(deployment.ask(p, LONG_OUTPUT, at=decode)) for p in others]
+            await deployment.in_transfer(prefills=[other])
+        for long, answer in zip(others, await asyncio.gather(*crowd), strict=True):
+            assert deployment.right(answer, long)
+        await until(deployment.all_paired, "the stopped one is attached again")
+    await deployment.quiet()
+    await deployment.serves()
+
+
+async def test_a_stopped_decode_keeps_only_what_it_could_still_read_and_recovers(
+    deployment: Deployment,
+) -> None:
+    prompt = deployment.long_prompt()
+    asked = asyncio.create_task(deployment.ask(prompt, LONG_OUTPUT))
+    prefill, decode = await deployment.in_transfer()
+    with deployment.stopped(decode):
+        async with deployment.load(at=deployment.other(decode)):
+
+            async def closed() -> bool:
+                peer = (await deployment.state(prefill))["peers"].get(decode.plan.name)
+                return peer is None or peer["link"] == "down"
+
+            await until(closed, "prefill closes the link to a silent decode", 15)
+        # Over shm it is decode that reads, when it goes on: the pages may not be given to anybody else before.
+        held = SOURCE_PAGES if deployment.provider == "shm" else 0
+
+        async def holds() -> bool:
+            return (await deployment.state(prefill))["pages"]["pinned"] == held
+
+        await until(holds, f"prefill holds {held} pages")
+        assert (await deployment.state(prefill))["counters"]["quarantined"] == bool(held)
+    reply = await asked
+    assert deployment.right(reply, prompt)
+    await until(deployment.all_paired, "the stopped one is attached again")
+    await deployment.quiet()
+    await deployment.serves()
