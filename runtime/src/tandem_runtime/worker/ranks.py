@@ -87,6 +87,7 @@ class RankGroup:
                     case StepResult():
                         raise RankError("a rank sent a result before it was loaded")
 
+        failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.count):
@@ -97,7 +98,9 @@ class RankGroup:
                     self._loop.add_reader(connection, self._read, link)
                     group.create_task(follow(link))
         except* RankError as errors:
-            raise errors.exceptions[0] from None
+            failure = errors.exceptions[0]  # raised below: what is raised in here would come out as a group
+        if failure is not None:
+            raise failure
         self._links.sort(key=lambda link: _loaded(link).rank)
         self.weights_nbytes = sum(_loaded(link).weights_nbytes for link in self._links)
         self.progress = 1.0
