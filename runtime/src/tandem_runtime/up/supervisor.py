@@ -221,7 +221,11 @@ class Supervisor:
     async def _follow(self, worker: Worker, process: asyncio.subprocess.Process, address_file: Path) -> None:
         """Publishes a new worker's addresses and follows it until it is ready."""
         while not address_file.exists():
+            if process.returncode is not None:
+                return
             await asyncio.sleep(POLL_S)
+        if process.returncode is not None:
+            return  # strictly before publishing: `_watch` withdraws addresses once
         worker.addresses = msgspec.json.decode(address_file.read_bytes(), type=Addresses)
         self._write_peers()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
@@ -229,6 +233,7 @@ class Supervisor:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     async with session.get(f"http://{worker.addresses.worker}/state") as answer:
                         state = await answer.json()
+                    if process.returncode is None:
                         worker.progress, worker.ready = state["load_progress"], state["ready"]
                         self.on_change()
                 await asyncio.sleep(POLL_S)

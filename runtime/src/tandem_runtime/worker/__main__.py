@@ -145,10 +145,9 @@ def main() -> int:
     except (OSError, ValidationError, ValueError) as error:
         print(f"error: {arguments.config}: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
-    with contextlib.ExitStack() as stack:
-        if not instance.run_dir:
-            run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))
-            instance = msgspec.structs.replace(instance, run_dir=run_dir)
+    # Always a fresh one: sockets and the port of a former run in the same place would be taken for ours.
+    with tempfile.TemporaryDirectory(prefix="pod-", dir=instance.run_dir or None) as run_dir:
+        instance = msgspec.structs.replace(instance, run_dir=run_dir)
         return asyncio.run(run(config, arguments.config, instance))
 
 
