@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         model, plans = _plan(arguments)
         port = _free_port(arguments.port)
+        if arguments.log_dir is not None:
+            _make_directory(arguments.log_dir)
     except (ManifestError, RoleConfigError, CheckpointError, ProviderError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
@@ -69,8 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> tuple[DisaggregatedModel, list[WorkerPlan]]:
     try:
         text = arguments.file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{arguments.file}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{arguments.file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{arguments.file}: not a text in UTF-8: {error.reason}") from None
     model = load_manifest(text, str(arguments.file))
     if missing := unsupported_by_embedded(model):
         raise UsageError(f"{arguments.file}: {'; '.join(missing)}")
@@ -100,11 +104,18 @@ def _free_port(port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UsageError(
-                f"port {port} cannot be used ({error.strerror}); choose another with --port"
-            ) from None
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
+            raise UsageError(f"port {port} cannot be used ({reason}); choose another with --port") from None
         return int(probe.getsockname()[1])
+
+
+def _make_directory(path: Path) -> None:
+    """Raises UsageError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--log-dir {path}: {error.strerror}") from None
 
 
 async def _serve(
