@@ -2,11 +2,11 @@
 
     OMP_WAIT_POLICY=PASSIVE .venv/bin/python benchmarks/engine.py --threads 2
 
-The model is Qwen3-shaped: 8 layers, hidden 512, 8 query and 4 KV heads of 64, a vocabulary of 32,000 (41.6 M parameters).
-Prefill is one prompt of 512 tokens. Decode follows prompts of 128 tokens, greedy. Ours goes through `Runner.run`, so building the
-batch and sampling are in its time; theirs is a forward loop with a `DynamicCache` and argmax. Each round runs ours and theirs one
-after the other (the order alternates), and the ratio is the median of the rounds' own ratios: a neighbour on the machine slows
-both halves of a round alike.
+The model is Qwen3-shaped: 8 layers, hidden 512, 8 query and 4 KV heads of 64, a vocabulary of 32,000 (41.6 M
+parameters). Prefill is one prompt of 512 tokens. Decode follows prompts of 128 tokens, greedy. Ours goes
+through `Runner.run`, so building the batch and sampling are in its time; theirs is a forward loop with a
+`DynamicCache` and argmax. Each round runs ours and theirs one after the other (the order alternates), and the
+ratio is the median of the rounds' own ratios: a neighbour on the machine slows both halves of a round alike.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Ours:
         config = read_config(checkpoint)
         model = build(config, Group(), torch.float32, torch.device("cpu"))
         weights.load(model.parts(), checkpoint, lambda done, total: None)
+        model.finish_loading()
         self.layout = KVLayout(config.layers, 1024, config.kv_heads, PAGE_TOKENS, config.head_dim, "float32")
         self.runner = Runner(
             model,

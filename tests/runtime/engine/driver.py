@@ -82,6 +82,7 @@ class Driver:
         group = group or Group()
         self.model = build(config, group, torch.float32, torch.device("cpu"))
         weights.load(self.model.parts(), checkpoint, lambda done, total: None)
+        self.model.finish_loading()
         kv = kv_share(config, group)
         self.layout = KVLayout(
             config.layers, pages, kv.stop - kv.start, PAGE_TOKENS, config.head_dim, "float32"

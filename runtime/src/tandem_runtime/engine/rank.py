@@ -122,6 +122,8 @@ def load(config: RoleConfig, rank: int, store: Path, link: Link) -> Runner:
             link.send(Loading(done, total))
 
     weights.load(model.parts(), directory, progress)
+    weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    model.finish_loading()
 
     kv = kv_share(model_config, group)
     layout = KVLayout(
@@ -143,7 +145,6 @@ def load(config: RoleConfig, rank: int, store: Path, link: Link) -> Runner:
         device,
         counter if config.role is Role.PREFILL else None,
     )
-    weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
     fds = (cache.memfd, counter.memfd, counter.eventfd) if counter else (cache.memfd,)
     link.send(Loaded(rank, layout.pool_nbytes, weights_nbytes, os.getpid()), fds)
     return runner

@@ -6,7 +6,7 @@ batches.
 A linear layer is split by its outputs (column) or by its inputs (row); a row-parallel layer ends in the sum
 over the ranks. Projections that read the same input are one parameter here and several tensors in the
 checkpoint. The embedding is whole on every rank: it costs memory, and saves a collective at the start of
-every pass. The head is split by vocabulary; where it is tied, a rank's part is a view of its embedding.
+every pass. The head is split by vocabulary.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn import functional
+
+from .matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,8 +43,6 @@ class Part:
 
 Parts = dict[str, Part]  # by the tensor's name in the checkpoint
 WHOLE = slice(None)
-# Up to this many rows (decode) a CPU's matrix product is faster with the weight on the left; measured on AVX2, fp32.
-FEW_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,36 +64,27 @@ def _empty(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x Wᵀ + b` for `x` `[n, inputs]`."""
-    if x.is_cpu and 1 < len(x) <= FEW_ROWS:
-        # The transposed product `W xᵀ`: the same sums, in a kernel that is up to three times as fast here.
-        product = torch.mm(weight, x.t()) if bias is None else torch.addmm(bias[:, None], weight, x.t())
-        return product.t().contiguous()
-    return functional.linear(x, weight, bias)
-
-
 class ColumnLinear(nn.Module):
     """`[n, inputs] -> [n, sum of the outputs' shares]`."""
 
     def __init__(self, inputs: int, outputs: list[Output], *, bias: bool) -> None:
         super().__init__()
-        self.outputs = outputs
+        self.inputs, self.outputs = inputs, outputs
         self.sizes = [output.size for output in outputs]
-        self.weight = _empty(sum(self.sizes), inputs)
-        self.bias = _empty(sum(self.sizes)) if bias else None
+        self.matrix = Matrix(inputs, sum(self.sizes), bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return project(x, self.weight, self.bias)
+        result: Tensor = self.matrix(x)
+        return result
 
     def parts(self, prefix: str) -> Parts:
         parts: Parts = {}
-        weights = torch.split(self.weight, self.sizes)
+        weights = torch.split(self.matrix.weight, self.sizes)
         for output, weight in zip(self.outputs, weights, strict=True):
-            shape = (output.rows, self.weight.shape[1])
+            shape = (output.rows, self.inputs)
             parts[f"{prefix}{output.name}.weight"] = Part(weight, shape, (output.share, WHOLE))
-        if self.bias is not None:
-            for output, bias in zip(self.outputs, torch.split(self.bias, self.sizes), strict=True):
+        if self.matrix.bias is not None:
+            for output, bias in zip(self.outputs, torch.split(self.matrix.bias, self.sizes), strict=True):
                 parts[f"{prefix}{output.name}.bias"] = Part(bias, (output.rows,), (output.share,))
         return parts
 
@@ -103,20 +94,19 @@ class RowLinear(nn.Module):
 
     def __init__(self, name: str, inputs: int, outputs: int, group: Group, *, bias: bool) -> None:
         super().__init__()
-        self.name, self.inputs, self.group = name, inputs, group
+        self.name, self.group = name, group
+        self.shape = (outputs, inputs)
         self.share = group.share(inputs)
-        self.weight = _empty(outputs, inputs // group.size)
-        self.bias = _empty(outputs) if bias else None
+        self.matrix = Matrix(inputs // group.size, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.bias if self.group.rank == 0 else None
-        return self.group.all_reduce(project(x, self.weight, bias))
+        return self.group.all_reduce(self.matrix(x, add_bias=self.group.rank == 0))
 
     def parts(self, prefix: str) -> Parts:
-        shape = (self.weight.shape[0], self.inputs)
-        parts = {f"{prefix}{self.name}.weight": Part(self.weight, shape, (WHOLE, self.share))}
-        if self.bias is not None:
-            parts[f"{prefix}{self.name}.bias"] = Part(self.bias, shape[:1], (WHOLE,))
+        weight, bias = self.matrix.weight, self.matrix.bias
+        parts = {f"{prefix}{self.name}.weight": Part(weight, self.shape, (WHOLE, self.share))}
+        if bias is not None:
+            parts[f"{prefix}{self.name}.bias"] = Part(bias, self.shape[:1], (WHOLE,))
         return parts
 
 
@@ -153,33 +143,31 @@ class Head(nn.Module):
 
     def __init__(self, vocab_size: int, dim: int, group: Group, embedding: Embedding | None) -> None:
         super().__init__()
-        self.vocab_size, self.group, self.embedding = vocab_size, group, embedding
+        self.vocab_size, self.dim, self.group = vocab_size, dim, group
         self.part = -(-vocab_size // group.size)
-        self.share = slice(
-            min(vocab_size, group.rank * self.part), min(vocab_size, (group.rank + 1) * self.part)
-        )
-        self.weight = None if embedding else _empty(self.share.stop - self.share.start, dim)
+        first = min(vocab_size, group.rank * self.part)
+        self.share = slice(first, min(vocab_size, first + self.part))
+        self.tied = embedding
+        self.matrix = Matrix(dim, self.share.stop - first if embedding is None else 0, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits = project(hidden, self._rows())
+        logits: Tensor = self.matrix(hidden)
         if self.group.size == 1:
             return logits
         # The last rank's share may be smaller; a gather wants equal shapes.
         padded = functional.pad(logits, (0, self.part - logits.shape[-1]))
         return self.group.all_gather(padded)[:, : self.vocab_size]
 
-    def _rows(self) -> Tensor:
-        """This rank's rows of the head."""
-        if self.embedding is not None:
-            return self.embedding.weight[self.share]
-        assert self.weight is not None
-        return self.weight
+    def tie(self) -> None:
+        """Once the embedding is loaded."""
+        if self.tied is not None:
+            self.matrix.weight = nn.Parameter(self.tied.weight[self.share], requires_grad=False)
 
     def parts(self) -> Parts:
-        if self.weight is None:
+        if self.tied is not None:
             return {}
-        shape = (self.vocab_size, self.weight.shape[1])
-        return {"lm_head.weight": Part(self.weight, shape, (self.share, WHOLE))}
+        shape = (self.vocab_size, self.dim)
+        return {"lm_head.weight": Part(self.matrix.weight, shape, (self.share, WHOLE))}
 
 
 class GatedMLP(nn.Module):

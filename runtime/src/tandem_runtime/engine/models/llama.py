@@ -23,6 +23,7 @@ from .layers import (
     merge,
     rotate,
 )
+from .matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +106,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """Build on the meta device, materialize, fill `parts()`."""
+    """Build on the meta device, materialize, fill `parts()`, finish."""
 
     layer_type = LlamaLayer
 
@@ -141,6 +142,13 @@ class LlamaForCausalLM(nn.Module):
         """`[rows, vocab]`, the same on every rank."""
         logits: Tensor = self.head(hidden)
         return logits
+
+    def finish_loading(self) -> None:
+        """Call once `parts()` are filled: ties the head and brings the weights into the kernels' order."""
+        self.head.tie()
+        for module in self.modules():
+            if isinstance(module, Matrix):
+                module.pack()
 
     def parts(self) -> Parts:
         """Where every tensor of the checkpoint goes."""
