@@ -26,49 +26,24 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from load.arrivals import Arrival, Load, arriving, steady
 from load.checkpoint import VOCAB_SIZE, write_checkpoint
 from load.client import Answer, Client, session
+from load.comparison import OURS, Run, claim, show
 from load.deployment import NAME, Configuration, Deployment, deployed, machine_busy_s
-from load.figures import Spread, gaps, percentile, table
+from load.figures import gaps
 from load.plot import plot_itl
 
 OUT = Path(__file__).parent / "out"
 CHUNKS = (64, 128, 256, 512, 1024)
-OURS = Configuration("disaggregated", mixed=False)
+OURS_CONFIGURATION = Configuration(OURS, mixed=False)
 WARM_UP = 2
 SETTLE_S = 1.0  # from the last steady request's first token to the opening of the window
 STEADY_S = 60.0  # within which every steady request must have its first token
 ANSWER_S = 120.0  # after the window, for what arrived in it
-
-
-@dataclass(slots=True)
-class Run:
-    """One configuration under one round's arrivals. Times in seconds; `itl` since the window opened."""
-
-    name: str
-    ttft_s: list[float] = field(default_factory=list)
-    itl: list[tuple[float, float]] = field(default_factory=list)
-    tokens: int = 0  # of all answers, within the window
-    window_s: float = 0.0
-    busy: dict[str, float] = field(default_factory=dict)  # by worker: share of the window in forward passes
-    cpu_s: dict[str, float] = field(default_factory=dict)  # by process, within the window
-    neighbours: float = 0.0  # cores that were busy with something else, in the mean
-
-    @property
-    def ttft_p50_s(self) -> float:
-        return percentile(self.ttft_s, 0.5)
-
-    @property
-    def itl_p99_s(self) -> float:
-        return percentile([gap_s for _, gap_s in self.itl], 0.99)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.window_s
 
 
 async def measure(configuration: Configuration, model: Path, load: Load, seed: int) -> Run:
@@ -140,51 +115,6 @@ async def fail_with_the_first(tasks: list[asyncio.Task[Answer]], *, within_s: fl
         raise RuntimeError("a steady request ended before the window closed")
 
 
-def show(rounds: list[dict[str, Run]], names: list[str]) -> str:
-    latencies = ("TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms", "ITL p99 ms", "ITL max ms")
-    header = ("configuration", "prompts", *latencies, "tok/s", "busy")
-    rows = []
-    for name in names:
-        runs = [done[name] for done in rounds]
-        itl = [[gap_s for _, gap_s in run.itl] for run in runs]
-        busy = " + ".join(f"{Spread.of([run.busy[w] for run in runs]).median:.0%}" for w in runs[0].busy)
-        rows.append(
-            (
-                name,
-                str(sum(len(run.ttft_s) for run in runs)),
-                Spread.of([run.ttft_p50_s for run in runs]).show(scale=1e3),
-                Spread.of([percentile(run.ttft_s, 0.99) for run in runs]).show(scale=1e3),
-                Spread.of([percentile(gaps_s, 0.5) for gaps_s in itl]).show(scale=1e3),
-                Spread.of([run.itl_p99_s for run in runs]).show(scale=1e3),
-                Spread.of([max(gaps_s) for gaps_s in itl]).show(scale=1e3),
-                Spread.of([run.tokens_per_s for run in runs]).show(),
-                busy,
-            )
-        )
-    return table(header, rows)
-
-
-def claim(rounds: list[dict[str, Run]], names: list[str]) -> str:
-    """Mixed's best ITL p99 over ours: of the chunks whose median TTFT is no worse than ours, and of all."""
-    mixed = [name for name in names if name != OURS.name]
-    ttft_s = {name: Spread.of([done[name].ttft_p50_s for done in rounds]).median for name in names}
-    p99_s = {name: Spread.of([done[name].itl_p99_s for done in rounds]).median for name in names}
-    as_fast = [name for name in mixed if ttft_s[name] <= ttft_s[OURS.name]]
-    lines = []
-    for among, which in (("with a median TTFT no worse than ours", as_fast), ("of all", mixed)):
-        if not which:
-            lines.append(f"mixed's best p99 {among}: no chunk size has one")
-            continue
-        best = min(which, key=lambda name: p99_s[name])
-        ratio = Spread.of([done[best].itl_p99_s / done[OURS.name].itl_p99_s for done in rounds])
-        lines.append(
-            f"mixed's best p99 {among} / ours = {ratio.show('.1f')}  ({best}: ITL p99 "
-            f"{p99_s[best] * 1e3:.0f} ms, TTFT p50 {ttft_s[best] * 1e3:.0f} ms; ours: "
-            f"{p99_s[OURS.name] * 1e3:.0f} ms, {ttft_s[OURS.name] * 1e3:.0f} ms)"
-        )
-    return "\n".join(lines)
-
-
 async def compare(
     configurations: list[Configuration], model: Path, load: Load, rounds: int
 ) -> list[dict[str, Run]]:
@@ -215,10 +145,7 @@ def save(rounds: list[dict[str, Run]], load: Load) -> None:
     first = rounds[0]
     plot_itl(
         OUT / "itl.png",
-        [
-            (name, first[name].itl)
-            for name in sorted(first, key=lambda name: (name != OURS.name, len(name), name))
-        ],
+        [(name, first[name].itl) for name in sorted(first, key=lambda name: (name != OURS, len(name), name))],
         [arrival.at_s for arrival in arriving(load, 0)],
         load.window_s,
     )
@@ -247,7 +174,7 @@ def main() -> None:
         steady_output_tokens=4000,
         vocab_size=VOCAB_SIZE,
     )
-    configurations = [OURS] + [
+    configurations = [OURS_CONFIGURATION] + [
         Configuration(f"mixed, chunk {chunk}", mixed=True, max_batched_tokens=chunk)
         for chunk in options.chunks
     ]
