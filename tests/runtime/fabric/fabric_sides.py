@@ -1,7 +1,8 @@
-"""One end of a fabric for the tests: here (`Side`) or in a process of its own (`RemoteSide`), driven by the same calls.
+"""One end of a fabric for the tests: here (`Side`) or in a process of its own (`RemoteSide`), driven by the
+same calls.
 
-A remote side does only what it is told, so a test can stop it, kill it, or leave its Python idle. Waiting is always for an event or
-a condition, with a deadline; nothing sleeps to let something happen.
+A remote side does only what it is told, so a test can stop it, kill it, or leave its Python idle. Waiting
+is always for an event or a condition, with a deadline; nothing sleeps to let something happen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import select
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from tandem_runtime.fabric.events import CountReached, Event, LinkOpened, OutDrained
+from tandem_runtime.fabric.events import (
+    CountReached,
+    Event,
+    LinkClosed,
+    LinkFailed,
+    LinkOpened,
+    OutDrained,
+)
 from tandem_runtime.fabric.fabric import Fabric, Geometry, PlanItem, Segment
 from tandem_runtime.layer_counter import LayerCounter
 from tandem_runtime.messenger import wire
@@ -96,6 +104,12 @@ class Side:
 
     def wait_one(self, kind: type[T]) -> T:
         return self.wait(kind)[0]
+
+    def wait_failed(self) -> LinkFailed:
+        return self.wait_one(LinkFailed)
+
+    def wait_closed(self, link: int) -> None:
+        assert self.wait_one(LinkClosed).link == link
 
     def wait_drained(self, transfer: int) -> OutDrained:
         """The end of that transfer; other events stay for later."""
@@ -259,6 +273,10 @@ class RemoteSide:
         self._reusable = False
         os.kill(self.pid, number)
 
+    def join_process(self) -> None:
+        """It was killed: wait until it is reaped."""
+        self._process.join()
+
     def _answer(self) -> Any:
         if not self._pipe.poll(2 * PATIENCE_S):
             raise TimeoutError(f"process {self.pid} does not answer")
@@ -306,8 +324,8 @@ def _serve(pipe: Connection, environment: dict[str, str]) -> None:
 def peer(provider: str, number: int, **options: Any) -> Any:
     """The other end of a test's own `Side`.
 
-    libfabric 1.17's shm keeps pointers into the endpoints of its own process and uses them after those are closed; two fabrics that talk to
-    each other never share a process in production, and must not here.
+    libfabric 1.17's shm keeps pointers into the endpoints of its own process and uses them after those are
+    closed; two fabrics that talk to each other never share a process in production, and must not here.
     """
     return RemoteSide(provider, number, **options) if provider == "shm" else Side(provider, number, **options)
 
@@ -337,7 +355,9 @@ def ping(seq: int = 1) -> bytes:
 
 
 def write_and_count(sender: Any, receiver: Any, link: int, slot: int, transfer: int) -> None:
-    """One small counted write: when it has been counted, the receiver's progress thread has made a turn since."""
+    """One small counted write: when it has been counted, the receiver's progress thread has made a turn
+    since.
+    """
     receiver.fabric.counter_arm(slot, 1, 1)
     sender.begin(link, transfer, 64, 1, slot)
     sender.post(transfer, [0])

@@ -1,7 +1,7 @@
 """When memory may be used again: what closing a link proves, and what it does not.
 
-The schedule of most tests: stop the receiving process, write more than its socket holds, reuse the source, let it go on, and look at what it has
-got. `A` is what was sent, `B` what the source was reused for.
+The schedule of most tests: stop the receiving process, write more than its socket holds, reuse the source,
+let it go on, and look at what it has got. `A` is what was sent, `B` what the source was reused for.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ def post_to_a_stopped_peer(left: Side, right: RemoteSide, write_nbytes: int) -> 
 
 
 def settle(left: Any, right: Any) -> None:
-    """The receiver has turned over often enough to have taken whatever could still come: a second link's writes say so."""
+    """The receiver has turned over often enough to have taken whatever could still come: a second link's
+    writes say so.
+    """
     join(left, right, 2)
     for number in range(20):
         write_and_count(left, right, 2, slot=SLOT_PROBE + number, transfer=SLOT_PROBE + number)
 
 
 def test_over_tcp_a_closed_link_reads_the_source_no_more() -> None:
-    """Writes of 16 MiB do not fit the socket: without the close the reused source would arrive (next test)."""
+    """16 MiB do not fit the socket: without the close the reused source would arrive (next test)."""
     with Side("net", 1, 64 * MIB) as left, RemoteSide("net", 2, pool_nbytes=64 * MIB) as right:
         assert left.fabric.info.close_fences_source
         post_to_a_stopped_peer(left, right, 16 * MIB)
@@ -141,7 +143,8 @@ def test_a_later_process_with_the_same_id_is_another_process() -> None:
 def test_nothing_lands_through_a_link_once_its_close_was_told(
     provider: str, environment: dict[str, str]
 ) -> None:
-    """The destination's fence. A 64 MiB write gets as far as buffers take it, its sender is stopped, and goes on after the close.
+    """The destination's fence. A 64 MiB write gets as far as buffers take it, its sender is stopped, and
+    goes on after the close.
 
     Only shm's single copy is never half in, because there the receiver itself copies, in one go.
     """
@@ -171,7 +174,9 @@ def test_nothing_lands_through_a_link_once_its_close_was_told(
         count = receiver.fabric.counter_read(0, 1)
         sender.signal(signal.SIGCONT)
         settle(sender, receiver)
-        assert receiver.blocks(BLOCK) == {0: nbytes // BLOCK - 1, A: 1}, "the first block is the second link's"
+        assert receiver.blocks(BLOCK) == {0: nbytes // BLOCK - 1, A: 1}, (
+            "the first block is the second link's"
+        )
         assert receiver.fabric.counter_read(0, 1) == count
         sender.fabric.link_close(1)
         assert sender.wait_drained(1).posted > count
@@ -212,7 +217,9 @@ def test_closing_one_peers_link_disturbs_no_other(provider: str) -> None:
 
 
 def test_a_writer_that_missed_the_close_cannot_write_through_the_ports_next_endpoint() -> None:
-    """net reconnects by itself. With two ports, one of them the bootstrap endpoint's, the next link takes the closed one's port."""
+    """net reconnects by itself. With two ports, one of them the bootstrap endpoint's, the next link takes
+    the closed one's port.
+    """
     low = 21_500
     with RemoteSide("net", 2, {}, port_range=(low, low + 1)) as receiver, RemoteSide("net", 1, {}) as writer:
         address, regions = receiver.open(1)
@@ -238,7 +245,9 @@ def test_a_writer_that_missed_the_close_cannot_write_through_the_ports_next_endp
 
 @pytest.mark.parametrize("provider", ["net", "shm"])
 def test_a_failed_write_ends_its_transfer_and_is_not_repeated(provider: str) -> None:
-    """The peer dies in the midst: over TCP the writes fail, over shm they never end until the link is closed."""
+    """The peer dies in the midst: over TCP the writes fail, over shm they never end until the link is
+    closed.
+    """
     with Side(provider, 1, 64 * MIB) as left, RemoteSide(provider, 2, pool_nbytes=64 * MIB) as right:
         join(left, right)
         right.fabric.counter_arm(0, 1, 1000)
@@ -262,7 +271,7 @@ def test_a_failed_write_ends_its_transfer_and_is_not_repeated(provider: str) -> 
 
 
 def test_a_stopped_shm_peer_survives_one_that_leaves_before_it_looks() -> None:
-    """1.17's shm crashes a receiver that finds the file of an unseen sender gone: the core leaves it there."""
+    """1.17's shm crashes a receiver that finds an unseen sender's file gone: the core leaves it."""
     with RemoteSide("shm", 2) as right, Side("shm", 3) as friend:
         with Side("shm", 1) as left:
             right.signal(signal.SIGSTOP)

@@ -172,7 +172,7 @@ def test_a_ping_behind_more_frames_than_the_core_keeps_is_not_lost(provider: str
         left.thread_sleeps()
         answered = right.fabric.stats().pings_answered
         left.fabric.link_send(1, ping())
-        # 512 frames wait for Python, the rest in receive buffers: the PING has not been reached yet, and no frame was lost for it
+        # 512 frames wait for Python, the rest in receive buffers: the PING has not been reached yet
         assert len(right.wait(Frame, 600)) == 600
         until(lambda: right.fabric.stats().pings_answered == answered + 1, "the PING was lost")
 

@@ -112,7 +112,9 @@ def test_a_counter_without_an_eventfd_is_polled(provider: str) -> None:
 
 @providers
 def test_writes_leave_layer_by_layer_and_the_older_request_first(provider: str) -> None:
-    """The receiver stands still, so only one window of writes can leave: it must be the first layer of both requests."""
+    """The receiver stands still, so only one window of writes can leave: it must be the first layer of both
+    requests.
+    """
     with Side(provider, 1, 4 * BIG) as left, RemoteSide(provider, 2, pool_nbytes=4 * BIG) as right:
         join(left, right)
         write_and_count(left, right, 1, slot=9, transfer=9)
@@ -155,7 +157,9 @@ def test_an_aborted_plan_posts_nothing_more(provider: str) -> None:
 
 @providers
 def test_nothing_is_posted_after_an_abort_has_returned(provider: str) -> None:
-    """While the counter races through the layers, what was posted at the return of plan_abort is all there will ever be."""
+    """While the counter races through the layers, what was posted at the return of plan_abort is all there
+    will ever be.
+    """
     with Side(provider, 1) as left, peer(provider, 2) as right:
         join(left, right)
         for attempt in range(20):

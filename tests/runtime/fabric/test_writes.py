@@ -1,4 +1,6 @@
-"""Counted paged writes on real endpoints: every page once, right bytes, right counts, nothing outside the grant."""
+"""Counted paged writes on real endpoints: every page once, right bytes, right counts, nothing outside the
+grant.
+"""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Fabric:
         error = ffi.new("char[512]")
         self._core = lib.tdm_open(config, error, 512)
         if self._core == ffi.NULL:
-            raise FabricError(provider, "open", _text(ffi.string(error)))
+            raise FabricError(provider, "open", _text(ffi.string(error)).removeprefix(f"{provider}: "))
         self.info = self._read_info()
         self.event_fd: int = lib.tdm_event_fd(self._core)
         self.bootstrap_address = self._read_bootstrap_address()

@@ -173,7 +173,11 @@ int endpoint_open(struct tdm_core *core, struct link *link, struct endpoint **ou
 
 failed:
   if (error_nbytes > 0) {
-    const char *hint = rc == -FI_EADDRNOTAVAIL || rc == -FI_EADDRINUSE ? "; every link needs a port: widen the port range" : "";
+    const char *hint = "";
+    if (rc == -FI_EADDRNOTAVAIL || rc == -FI_EADDRINUSE) {
+      hint = link != NULL ? "; every link takes a port: widen the port range"
+                          : "; is the bind address one of this host's, and a port of the range free?";
+    }
     snprintf(error, error_nbytes, "%s: %s: %s%s", core->info.provider, call, tdm_strerror(rc), hint);
   }
   if (endpoint != NULL) {
