@@ -46,6 +46,7 @@ log = logging.getLogger("tandem.messenger")
 OWN_PAUSE_S = 1.0  # a tick this late means that we were stopped
 CLOSE_S = 2.0
 UNTIMED_MAX = 256
+NEVER_S = float("-inf")
 RETRYABLE = frozenset({wire.Reject.BUSY, wire.Reject.DRAINING})
 
 
@@ -91,6 +92,7 @@ class _Peer:
     pong_s: float = 0.0  # when it came
     age_s: float = 0.0  # how old its body was then
     health: Health = Health.HEALTHY
+    lost_s: float = NEVER_S  # when a link that was up was lost, until it is up again or given up
     published: bytes = b""
     dispatched: int = 0
     assembly: Assembly = field(default_factory=Assembly)
@@ -171,6 +173,12 @@ class DecodeMessenger:
         """Some peer is attached and healthy."""
         return any(peer.up and self._healthy(peer) for peer in self._peers.values())
 
+    @property
+    def peer_returns(self) -> bool:
+        """Some peer's link was lost a moment ago, and the peer is still listed: it may be up in another."""
+        now = self._clock()
+        return any(now - peer.lost_s < patience.RETURN_S for peer in self._peers.values())
+
     def attached(self, uid: str) -> bool:
         peer = self._peers.get(uid)
         return peer is not None and peer.up
@@ -184,6 +192,7 @@ class DecodeMessenger:
                     peer = self._peers.pop(uid)
                     self._former.append(peer)
                     self._apply(peer, decode.Leave())
+                    self._calls.append(self._listener.changed)
             for uid, address in listed.items():
                 known = self._peers.get(uid)
                 if known is None:
@@ -432,6 +441,9 @@ class DecodeMessenger:
                 self._tick(peer, now)
 
     def _tick(self, peer: _Peer, now: float) -> None:
+        if now - peer.lost_s >= patience.RETURN_S and peer.lost_s != NEVER_S:
+            peer.lost_s = NEVER_S
+            self._calls.append(self._listener.changed)
         if peer.state.link is decode.Link.DOWN:
             if not self._closing and now - peer.waiting_since_s >= patience.decode_link_s(peer.state):
                 self._apply(peer, decode.Open())
@@ -509,9 +521,12 @@ class DecodeMessenger:
                 self._courier.ping(peer.link, epoch, int(peer.pinged_s * 1e9))
             case decode.Paired(epoch):
                 log.info("attached to %s, epoch %d", peer.address.pod, epoch)
+                peer.lost_s = NEVER_S
                 self._calls.append(self._listener.changed)
             case decode.CloseLink():
                 self._fabric.link_close(peer.link)
+                if peer.pong is not None:
+                    peer.lost_s = self._clock()
                 peer.hello = peer.ack = peer.pong = None
                 peer.untimed.clear()
                 self._calls.append(self._listener.changed)

@@ -11,6 +11,7 @@ from .peers import DEAD_S
 
 TICK_S = 0.25
 REOPEN_S = 0.5
+RETURN_S = 2.0  # a listed peer whose link was lost is still waited for: reopening takes less
 REOPEN_REFUSED_S = 10.0  # a refusal stands until somebody restarts with another configuration
 UNATTACHED_S = 5.0
 GREETING_S = 1.0

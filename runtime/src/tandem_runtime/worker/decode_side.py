@@ -76,6 +76,8 @@ class DecodeSide:
         while (head := self._scheduler.head_of_waiting()) is not None:
             avoid = self._attempts[head.id].avoid if head.id in self._attempts else frozenset()
             if not messenger.has_peer:
+                if messenger.peer_returns:
+                    return  # neither fails nor computes here what can be asked for in a moment
                 self._without_prefill(head)
                 continue
             if not messenger.can_dispatch(avoid) and not messenger.can_dispatch():
