@@ -1,4 +1,4 @@
-"""What tests of real processes share: a manifest of a tiny model, the tree below a process, waiting for facts."""
+"""What tests of real processes share: a tiny model's manifest, the tree below a process, waiting."""
 
 from __future__ import annotations
 

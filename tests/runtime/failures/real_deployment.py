@@ -1,7 +1,8 @@
-"""A deployment of real processes that a test may kill, stop and restart: pods under `tandem up`'s own supervisor, and its router.
+"""Real processes that a test may kill, stop and restart: pods under `tandem up`'s supervisor, and a router.
 
-The supervisor only reports deaths, so what survives has to go on by itself. Everything is observed as users and routers observe it:
-answers over HTTP, `/state`, exit statuses. The answers that must come are transformers'.
+The supervisor only reports deaths, so what survives has to go on by itself. Everything is observed as users
+and routers observe it: answers over HTTP, `/state`, exit statuses. The answers that must come are
+transformers'.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from real_processes import children, module_of, running, send, until
+from tiny_checkpoints import greedy, oracle, random_prompt
+
 from tandem_crds.model import load_manifest
 from tandem_runtime.cli.inspect import model_facts
 from tandem_runtime.up.deployment import plan_workers
 from tandem_runtime.up.supervisor import OnDeath, Supervisor, Worker
-from tiny_checkpoints import greedy, oracle, random_prompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -80,7 +82,7 @@ class Deployment:
         self._session = session
         self._long_prompts = itertools.count()
 
-    # --- processes ---------------------------------------------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------------
 
     def workers(self, role: str) -> list[Worker]:
         """Those that run."""
@@ -136,7 +138,7 @@ class Deployment:
         await until(self.all_paired, "every decode is attached to every prefill")
         await self.quiet()
 
-    # --- what it says of itself --------------------------------------------------------------------------------------
+    # --- what it says of itself -----------------------------------------------------------------------
 
     async def state(self, worker: Worker) -> dict[str, Any]:
         assert worker.addresses is not None, f"{worker.plan.name} has ended"
@@ -190,7 +192,7 @@ class Deployment:
 
         await until(holds_little, f"{decode.plan.name} has dropped what its client left", 5)
 
-    # --- requests ----------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------
 
     def long_prompt(self) -> list[int]:
         """Nobody has seen it before."""

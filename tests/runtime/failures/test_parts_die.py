@@ -1,4 +1,4 @@
-"""A pod is one thing: when one of its processes dies the pod ends, and a new one in its place is a new peer."""
+"""A pod is one thing: when one of its processes dies the pod ends, and a new one there is a new peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300, func_only=True),
     pytest.mark.parametrize("everlasting", ["net"], indirect=True, scope="session"),
 ]
 

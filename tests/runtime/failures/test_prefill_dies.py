@@ -1,4 +1,4 @@
-"""Prefill is killed in the middle of a transfer: its requests move to another prefill, or fail at once."""
+"""Prefill is killed amid a transfer: its requests move to another prefill, or fail soon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from real_deployment import LONG_OUTPUT
 if TYPE_CHECKING:
     from real_deployment import Deployment
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300, func_only=True)]
 MOVED_S = 6.0
 
 
@@ -24,21 +24,19 @@ async def test_its_request_moves_to_the_other_prefill_and_then_without_one_fails
         prefill, _ = await deployment.in_transfer()
         other = deployment.other(prefill)
         pids = deployment.kill(prefill, "lead")
-        killed_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(MOVED_S):
+            await deployment.in_transfer([other])
         reply = await asked
-        moved_s = asyncio.get_running_loop().time() - killed_s
     assert deployment.right(reply, prompt)
     assert reply.timing["prefill_node"] == other.plan.name
-    print(f"moved and answered {moved_s:.2f} s after the kill")
     assert await deployment.ended(prefill, pids) == 1
     await deployment.quiet()
 
     asked = asyncio.create_task(deployment.ask(deployment.long_prompt(), LONG_OUTPUT))
     await deployment.in_transfer()
     pids = deployment.kill(other, "lead")
-    killed_s = asyncio.get_running_loop().time()
-    reply = await asked
-    assert asyncio.get_running_loop().time() - killed_s < MOVED_S
+    async with asyncio.timeout(MOVED_S):
+        reply = await asked
     assert reply.status == 503
     assert await deployment.ended(other, pids) == 1
     await deployment.quiet()

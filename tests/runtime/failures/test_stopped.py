@@ -1,6 +1,6 @@
-"""A whole pod stands still for longer than its peers' patience, in the middle of a transfer, and then goes on.
+"""A whole pod stands still for longer than its peers' patience, amid a transfer, and then goes on.
 
-What it was about to write or to read must not be there any more when it does: pages are reused only with proof.
+Where it then writes or reads on must not have been given to anybody else: pages are reused only with proof.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from real_processes import until
 if TYPE_CHECKING:
     from real_deployment import Deployment
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300, func_only=True)]
 SOURCE_PAGES = LONG // 16  # of all tokens but the last
 
 
@@ -33,7 +33,7 @@ async def test_a_stopped_prefill_loses_its_request_and_its_late_writes_land_nowh
             assert reply.timing["prefill_node"] == other.plan.name
             # Together they fill decode's pool: what the first attempt left free is in use again.
             crowd = [asyncio.create_task(deployment.ask(p, LONG_OUTPUT, at=decode)) for p in others]
-            await deployment.in_transfer(prefills=[other])
+            await deployment.in_transfer([other])
         for long, answer in zip(others, await asyncio.gather(*crowd), strict=True):
             assert deployment.right(answer, long)
         await until(deployment.all_paired, "the stopped one is attached again")
@@ -55,7 +55,7 @@ async def test_a_stopped_decode_keeps_only_what_it_could_still_read_and_recovers
                 return peer is None or peer["link"] == "down"
 
             await until(closed, "prefill closes the link to a silent decode", 15)
-        # Over shm it is decode that reads, when it goes on: the pages may not be given to anybody else before.
+        # Over shm it is decode that reads, once it goes on; until then nobody else may have the pages.
         held = SOURCE_PAGES if deployment.provider == "shm" else 0
 
         async def holds() -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300, func_only=True),
     pytest.mark.parametrize("everlasting", ["net"], indirect=True, scope="session"),
 ]
 

@@ -18,7 +18,7 @@ from tiny_checkpoints import greedy, oracle, random_prompt
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 TANDEM = Path(sys.executable).with_name("tandem")
 SERVES_S = 90.0
 ENDS_S = 20.0
