@@ -102,8 +102,15 @@ def connect(path: Path) -> Link:
             return Link(connection)
 
 
+class DeviceUnsupported(Exception):
+    """The RoleConfig asks for a device on which this rank cannot serve."""
+
+
 def load(config: RoleConfig, rank: int, store: Path, link: Link) -> Runner:
-    """Load, and lend the pool to the lead. Raises CheckpointError and PoolTooLarge."""
+    """Load, and lend the pool to the lead. Raises CheckpointError, PoolTooLarge and DeviceUnsupported."""
+    if config.device != "cpu":
+        # Attention on a GPU is written (attention/flashinfer.py); a pool there that the lead can register is not.
+        raise DeviceUnsupported(f"device is {config.device!r}; this version serves on 'cpu' only")
     directory = Path(config.model_path)
     model_config = read_config(directory)
     device = torch.device(config.device)
@@ -177,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         try:
             runner = load(config, options.rank, options.store, link)
-        except (CheckpointError, PoolTooLarge) as error:
+        except (CheckpointError, PoolTooLarge, DeviceUnsupported) as error:
             log.error("%s", error)
             link.send(LoadFailed(str(error)))
             return 2
