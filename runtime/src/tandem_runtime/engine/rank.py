@@ -12,6 +12,7 @@ same, stays 0.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import socket
@@ -109,7 +110,8 @@ class DeviceUnsupported(Exception):
 def load(config: RoleConfig, rank: int, store: Path, link: Link) -> Runner:
     """Load, and lend the pool to the lead. Raises CheckpointError, PoolTooLarge and DeviceUnsupported."""
     if config.device != "cpu":
-        # Attention on a GPU is written (attention/flashinfer.py); a pool there that the lead can register is not.
+        # Attention on a GPU is written (attention/flashinfer.py); a pool there that the lead can register is
+        # not.
         raise DeviceUnsupported(f"device is {config.device!r}; this version serves on 'cpu' only")
     directory = Path(config.model_path)
     model_config = read_config(directory)
@@ -189,6 +191,10 @@ def main(arguments: list[str] | None = None) -> int:
             link.send(LoadFailed(str(error)))
             return 2
         log.info("ready")
+        # A full collection over the 200,000 objects that torch and loading leave behind would stall every
+        # answer for a tenth of a second.
+        gc.collect()
+        gc.freeze()
         serve(runner, link)
     except LeadGone:
         log.info("the lead is gone")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -387,6 +388,7 @@ def main() -> int:
     arguments = parser.parse_args()
     config = RoleConfig.model_validate_json(arguments.config.read_bytes())
     instance = Instance.from_environment(dict(os.environ))
+    gc.freeze()  # what the imports made lives as long as the process: no collection need visit it again
     try:
         uvloop.run(_serve(config, instance))
     except (ConfigurationError, LoadError, ProviderError) as error:
