@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "tiny"
-START_S = 90.0
+START_S = 180.0
 LONG, LONG_OUTPUT = 2000, 12  # tokens; 125 steps of prefill
 SHORT, SHORT_OUTPUT = 16, 6  # one page to move, and never a prefix hit
 MANY = 24  # different short prompts

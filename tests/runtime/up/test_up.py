@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 TANDEM = Path(sys.executable).with_name("tandem")
-SERVES_S = 90.0
+SERVES_S = 180.0
 ENDS_S = 20.0
 OUTPUT = 6
 

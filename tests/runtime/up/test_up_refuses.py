@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import struct
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TANDEM = Path(sys.executable).with_name("tandem")
-ENDS_S = 100
+ENDS_S = 150
+pytestmark = pytest.mark.timeout(600)
 
 
 class Wrong(NamedTuple):
@@ -110,22 +112,43 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+class Outcome(NamedTuple):
+    status: int | None
+    output: str
+    errors: str
+    values: dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tiny_qwen3: Path, taken: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """All of them, as many at a time as there are cores: most of each is the start of Python."""
+
+    async def run(name: str, wrong: Wrong, cores: asyncio.Semaphore) -> tuple[str, Outcome]:
+        directory = tmp_path_factory.mktemp("refused")
+        values: dict[str, object] = {"directory": directory, "taken": taken}
+        arguments = [word.format(**values) for word in wrong.prepare(directory, tiny_qwen3)]
+        if "--port" not in arguments:
+            arguments += ["--port", "0"]
+        async with cores, asyncio.timeout(ENDS_S):
+            process = await asyncio.create_subprocess_exec(
+                str(TANDEM), "up", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+            output, errors = await process.communicate()  # both pipes end only when no child holds them
+        return name, Outcome(process.returncode, output.decode(), errors.decode(), values)
+
+    async def run_all() -> dict[str, Outcome]:
+        cores = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+        return dict(await asyncio.gather(*(run(name, wrong, cores) for name, wrong in WRONG.items())))
+
+    return asyncio.run(run_all())
+
+
 @pytest.mark.parametrize("name", WRONG)
-async def test_tandem_up_refuses(name: str, tiny_qwen3: Path, taken: int, tmp_path: Path) -> None:
-    wrong = WRONG[name]
-    values = {"directory": tmp_path, "taken": taken}
-    arguments = [word.format(**values) for word in wrong.prepare(tmp_path, tiny_qwen3)]
-    if "--port" not in arguments:
-        arguments += ["--port", "0"]
-    process = await asyncio.create_subprocess_exec(
-        str(TANDEM), "up", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(ENDS_S):  # both pipes end only when no child holds them
-        output, errors = await process.communicate()
-    lines = errors.decode().splitlines()
-    told = [line for line in lines if not line.startswith("[")]  # the rest is progress: "[  1.2 s] ..."
-    assert process.returncode == 2, errors.decode()
-    assert len(told) == 1, errors.decode()
+def test_tandem_up_refuses(name: str, outcomes: dict[str, Outcome]) -> None:
+    status, output, errors, values = outcomes[name]
+    told = [line for line in errors.splitlines() if not line.startswith("[")]  # not progress: "[  1.2 s] ..."
+    assert status == 2, errors
+    assert len(told) == 1, errors
     assert told[0].startswith("error: ")
-    assert wrong.says.format(**values) in told[0]
-    assert output == b""
+    assert WRONG[name].says.format(**values) in told[0]
+    assert output == ""
