@@ -6,7 +6,7 @@ import pytest
 from messenger_pair import Pair, until
 
 
-@pytest.fixture(params=["net", "shm"])
+@pytest.fixture(params=["net"])
 def provider(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

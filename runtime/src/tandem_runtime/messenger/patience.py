@@ -10,8 +10,9 @@ from . import decode, prefill
 from .peers import DEAD_S
 
 TICK_S = 0.25
+OWN_PAUSE_S = 1.0  # a tick this late means that we were stopped
 REOPEN_S = 0.5
-RETURN_S = 2.0  # a listed peer whose link was lost is still waited for: reopening takes less
+RETURN_S = DEAD_S + 1.0  # since a peer was last heard: so long it may come back, and requests wait for it
 REOPEN_REFUSED_S = 10.0  # a refusal stands until somebody restarts with another configuration
 UNATTACHED_S = 5.0
 GREETING_S = 1.0

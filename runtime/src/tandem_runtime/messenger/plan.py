@@ -110,15 +110,15 @@ class PageCursor:
     from `start`.
     """
 
-    __slots__ = ("_move", "_page_tokens", "next")
+    __slots__ = ("_page_tokens", "move", "next")
 
     def __init__(self, move: range, page_tokens: int) -> None:
-        self._move = move
+        self.move = move
         self._page_tokens = page_tokens
         self.next = 0  # every page before it has been yielded or passed over
 
     def _advance(self, end: int) -> range:
-        sent = range(max(self.next, self._move.start), min(max(self.next, end), self._move.stop))
+        sent = range(max(self.next, self.move.start), min(max(self.next, end), self.move.stop))
         self.next = max(self.next, end)
         return sent if sent.start < sent.stop else range(0)
 

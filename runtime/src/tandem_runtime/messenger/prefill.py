@@ -65,7 +65,8 @@ class Phase(enum.StrEnum):
     TOMBSTONE = "tombstone"  # cancelled before it was dispatched
 
 
-HOLDING = (Phase.QUEUED, Phase.SENDING, Phase.STOPPING, Phase.UNFENCED)  # the rest are records
+ALIVE = (Phase.QUEUED, Phase.SENDING, Phase.STOPPING)  # work is still done, or waited for
+HOLDING = (*ALIVE, Phase.UNFENCED)  # the rest are records
 
 
 class Outcome(enum.StrEnum):

@@ -257,6 +257,12 @@ def transfer_id(slot: int, gen: int) -> int:
     return gen << SLOT_BITS | slot
 
 
+def check_transfer(transfer: int) -> None:
+    """Raises WireError for a number that is no slot and generation."""
+    if not 0 < transfer < 1 << (SLOT_BITS + GEN_BITS) or gen_of(transfer) == 0:
+        raise WireError(f"transfer {transfer} is no slot and generation")
+
+
 def slot_of(transfer: int) -> int:
     return transfer & ((1 << SLOT_BITS) - 1)
 
