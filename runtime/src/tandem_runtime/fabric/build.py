@@ -25,6 +25,8 @@ SOURCES = (
     "plan",
     "progress",
     "provider",
+    "run",
+    "transfer",
 )
 FLAGS = [
     "-std=c11",

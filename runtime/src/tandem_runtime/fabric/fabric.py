@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import mmap
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -30,9 +29,25 @@ from .events import (
     OutDrained,
     ProcessGone,
 )
+from .info import FabricInfo, FabricStats, read_info, read_stats, text
+from .transfers import Geometry, PlanItem, Segment, c_geometry, c_plan_items, c_segments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+__all__ = [
+    "BOOTSTRAP_FRAME_NBYTES_MAX",
+    "FRAME_NBYTES_MAX",
+    "SLOTS",
+    "Fabric",
+    "FabricError",
+    "FabricInfo",
+    "FabricStats",
+    "Geometry",
+    "PlanItem",
+    "Segment",
+    "core_config",
+]
 
 ffi, lib = _core.ffi, _core.lib
 
@@ -62,88 +77,6 @@ class FabricError(Exception):
         self.provider = provider
         self.call = call
         self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class FabricInfo:
-    """What was opened. `close_fences_target`, `close_fences_source`: whether LinkClosed proves that the peer
-    writes no more, and that our memory is read no more.
-    """
-
-    provider: str
-    fabric: str
-    domain: str
-    version: str
-    has_wait_fd: bool
-    virtual_address: bool
-    provider_keys: bool
-    delivery_complete: bool
-    immediate_nbytes: int
-    one_endpoint: bool
-    close_fences_target: bool
-    close_fences_source: bool
-    max_message: int
-    max_write: int
-    tx_window: int
-
-
-@dataclass(frozen=True, slots=True)
-class FabricStats:
-    """Counters since the fabric was opened; the last four are levels or times. See csrc/tandem_fabric.h."""
-
-    writes_posted: int
-    writes_completed: int
-    writes_failed: int
-    bytes_posted: int
-    immediates: int
-    immediates_stale: int
-    immediates_unknown: int
-    frames_sent: int
-    frames_received: int
-    frames_rejected: int
-    pings_answered: int
-    cq_errors: int
-    eagain: int
-    links_open: int
-    transfers_open: int
-    plans_pending: int
-    sleeps: int
-    wakeups: int
-    thread_cpu_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A contiguous run inside every page, in bytes: equal sharding has one, the whole page."""
-
-    source_region: int
-    target_region: int
-    source_offset: int
-    target_offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Strides of our pool and of the peer's, in bytes."""
-
-    source_page_nbytes: int
-    source_layer_nbytes: int
-    target_page_nbytes: int
-    target_layer_nbytes: int
-    layers: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlanItem:
-    """Pages of one transfer: `source_pages[i]` is written to `target_pages[i]`, in every layer. `last`:
-    nothing follows.
-    """
-
-    transfer: int
-    source_pages: Sequence[int]
-    target_pages: Sequence[int]
-    last: bool
 
 
 class Fabric:
@@ -180,8 +113,8 @@ class Fabric:
         error = ffi.new("char[512]")
         self._core = lib.tdm_open(config, error, 512)
         if self._core == ffi.NULL:
-            raise FabricError(provider, "open", _text(ffi.string(error)).removeprefix(f"{provider}: "))
-        self.info = self._read_info()
+            raise FabricError(provider, "open", text(error).removeprefix(f"{provider}: "))
+        self.info = read_info(self._core)
         self.event_fd: int = lib.tdm_event_fd(self._core)
         self.bootstrap_address = self._read_bootstrap_address()
         self._event = ffi.new("tdm_event *")
@@ -287,36 +220,27 @@ class Fabric:
         self, transfer: int, link: int, immediate: int, geometry: Geometry, segments: Sequence[Segment]
     ) -> None:
         """Declare a transfer. It ends with exactly one OutDrained."""
-        c_geometry = ffi.new(
-            "tdm_geometry *",
-            (
-                geometry.source_page_nbytes,
-                geometry.source_layer_nbytes,
-                geometry.target_page_nbytes,
-                geometry.target_layer_nbytes,
-                geometry.layers,
-            ),
-        )
-        c_segments = ffi.new(
-            "tdm_segment[]",
-            [
-                (part.source_region, part.target_region, part.source_offset, part.target_offset, part.nbytes)
-                for part in segments
-            ],
-        )
         self._check(
             "out_begin",
-            lib.tdm_out_begin(self._handle, transfer, link, immediate, c_geometry, c_segments, len(segments)),
+            lib.tdm_out_begin(
+                self._handle,
+                transfer,
+                link,
+                immediate,
+                c_geometry(geometry),
+                c_segments(segments),
+                len(segments),
+            ),
         )
 
     def out_post(self, item: PlanItem) -> None:
         """Write pages that are valid in every layer already."""
-        items, _keep = _plan_items([item])
+        items, _keep = c_plan_items([item])
         self._check("out_post", lib.tdm_out_post(self._handle, items))
 
     def plan_publish(self, base: int, items: Sequence[PlanItem]) -> None:
         """Before a step: write layer `l` of the items when the layer counter reaches `base + l + 1`."""
-        c_items, _keep = _plan_items(items)
+        c_items, _keep = c_plan_items(items)
         self._check("plan_publish", lib.tdm_plan_publish(self._handle, base, c_items, len(items)))
 
     def plan_abort(self, base: int) -> None:
@@ -380,9 +304,7 @@ class Fabric:
         return events
 
     def stats(self) -> FabricStats:
-        raw = ffi.new("tdm_stats *")
-        lib.tdm_get_stats(self._handle, raw)
-        return FabricStats(**{name: getattr(raw, name) for name in FabricStats.__dataclass_fields__})
+        return read_stats(self._handle)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -395,30 +317,9 @@ class Fabric:
     def _check(self, call: str, code: int) -> None:
         if code >= 0:
             return
-        reason = _text(ffi.string(lib.tdm_strerror(code)))
+        reason = text(lib.tdm_strerror(code))
         advice = _ADVICE.get(-code)
         raise FabricError(self._provider, call, f"{reason}; {advice}" if advice else reason, -code)
-
-    def _read_info(self) -> FabricInfo:
-        raw = ffi.new("tdm_info *")
-        lib.tdm_get_info(self._core, raw)
-        return FabricInfo(
-            provider=_text(ffi.string(raw.provider)),
-            fabric=_text(ffi.string(raw.fabric)),
-            domain=_text(ffi.string(raw.domain)),
-            version=_text(ffi.string(raw.version)),
-            has_wait_fd=bool(raw.has_wait_fd),
-            virtual_address=bool(raw.virtual_address),
-            provider_keys=bool(raw.provider_keys),
-            delivery_complete=bool(raw.delivery_complete),
-            immediate_nbytes=raw.immediate_nbytes,
-            one_endpoint=bool(raw.one_endpoint),
-            close_fences_target=bool(raw.close_fences_target),
-            close_fences_source=bool(raw.close_fences_source),
-            max_message=raw.max_message,
-            max_write=raw.max_write,
-            tx_window=raw.tx_window,
-        )
 
     def _read_bootstrap_address(self) -> bytes:
         address, nbytes = ffi.new("uint8_t[]", lib.TDM_ADDRESS_MAX), ffi.new("size_t *", lib.TDM_ADDRESS_MAX)
@@ -436,7 +337,7 @@ class Fabric:
                     event.link, address, tuple(map(GrantedRegion._make, _GRANT.iter_unpack(regions)))
                 )
             case lib.TDM_EV_LINK_FAILED:
-                return LinkFailed(event.link, event.code, _text(data))
+                return LinkFailed(event.link, event.code, data.decode("utf-8", "replace"))
             case lib.TDM_EV_LINK_CLOSED:
                 return LinkClosed(event.link)
             case lib.TDM_EV_FRAME:
@@ -460,7 +361,7 @@ class Fabric:
             case lib.TDM_EV_PROCESS_GONE:
                 return ProcessGone(event.link)
             case lib.TDM_EV_FATAL:
-                return Fatal(event.code, _text(data))
+                return Fatal(event.code, data.decode("utf-8", "replace"))
         raise AssertionError(f"event type {event.type}")
 
 
@@ -490,28 +391,3 @@ def core_config(
     config.port_low, config.port_high = low, high
     config.one_endpoint = one_endpoint
     return config, keep
-
-
-def _plan_items(items: Sequence[PlanItem]) -> tuple[Any, list[Any]]:
-    """A C array of `tdm_plan_item`, and the page arrays it points into, to be kept until the call is done."""
-    c_items = ffi.new("tdm_plan_item[]", len(items))
-    kept: list[Any] = []
-    for c_item, item in zip(c_items, items, strict=True):
-        if len(item.source_pages) != len(item.target_pages):
-            raise ValueError(
-                f"transfer {item.transfer}: {len(item.source_pages)} source pages,"
-                f" {len(item.target_pages)} target pages"
-            )
-        source = ffi.new("uint32_t[]", list(item.source_pages))
-        target = ffi.new("uint32_t[]", list(item.target_pages))
-        kept += (source, target)
-        c_item.transfer = item.transfer
-        c_item.source_pages, c_item.target_pages = source, target
-        c_item.n_pages = len(item.source_pages)
-        c_item.last = item.last
-    return c_items, kept
-
-
-def _text(data: Any) -> str:
-    """C's bytes as text; the core writes ASCII, libfabric's own messages too."""
-    return bytes(data).decode("utf-8", "replace")

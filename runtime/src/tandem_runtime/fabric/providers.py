@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import _core
 from .fabric import core_config
+from .info import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,10 +43,9 @@ def available(
     result = []
     for provider in providers:
         config, _keep = core_config(provider, bind_address, None, port_range)
-        text = ffi.new("char[512]")
-        works = lib.tdm_probe(config, text, 512)
-        reason = bytes(ffi.string(text)).decode("utf-8", "replace")
-        result.append(Availability(provider, bool(works), reason.removeprefix(f"{provider}: ")))
+        reason = ffi.new("char[512]")
+        works = lib.tdm_probe(config, reason, 512)
+        result.append(Availability(provider, bool(works), text(reason).removeprefix(f"{provider}: ")))
     return result
 
 

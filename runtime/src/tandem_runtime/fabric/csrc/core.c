@@ -72,7 +72,7 @@ int tdm_next_event(tdm_core *core, tdm_event *out, uint8_t *data, size_t capacit
       core->events_tail = &core->events;
       eventfd_read(core->event_fd, &ignored);
     }
-    if (event->body.type == TDM_EV_OUT_DRAINED) plan_forget(core, event->body.transfer);
+    if (event->body.type == TDM_EV_OUT_DRAINED) transfer_forget(core, event->body.transfer);
     if (event->body.type == TDM_EV_BOOTSTRAP) core->bootstrap_event_frames--;
     if (event->body.type == TDM_EV_FRAME) {
       struct link *link = link_find(core, event->body.link);
@@ -89,7 +89,7 @@ int tdm_next_event(tdm_core *core, tdm_event *out, uint8_t *data, size_t capacit
   return 1;
 }
 
-/* --- opening and closing -------------------------------------------------------------------------------------------------------------- */
+/* --- opening and closing ----------------------------------------------------------------------------------------------------- */
 
 static void describe(struct tdm_core *core) {
   const struct fi_info *fi = core->fi;
@@ -230,7 +230,7 @@ void tdm_get_stats(tdm_core *core, tdm_stats *stats) {
   stats->thread_cpu_ns = (uint64_t)used.tv_sec * 1000000000ull + (uint64_t)used.tv_nsec;
 }
 
-/* --- what the thread watches for the caller ------------------------------------------------------------------------------------------- */
+/* --- what the thread watches for the caller ---------------------------------------------------------------------------------- */
 
 void tdm_store_release(uint64_t *word, uint64_t value) { atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_release); }
 

@@ -34,7 +34,7 @@
 #define WINDOW_RESERVE 64          /* of the transmit queue, left to frames */
 #define WINDOW_NBYTES (32u << 20)  /* unfinished writes of a link: more would only delay its frames and its cancels */
 
-/* --- provider.c --------------------------------------------------------------------------------------------------------------- */
+/* --- provider.c -------------------------------------------------------------------------------------------------------------- */
 
 struct libfabric {
   uint32_t (*version)(void);
@@ -81,7 +81,7 @@ struct signals {
 void signals_save(struct signals *signals);
 void signals_restore(const struct signals *signals);
 
-/* --- endpoint.c --------------------------------------------------------------------------------------------------------------- */
+/* --- endpoint.c -------------------------------------------------------------------------------------------------------------- */
 
 enum op_kind { OP_RECEIVE, OP_SEND, OP_WRITE };
 
@@ -168,7 +168,7 @@ struct link {
   size_t event_frames;        /* its frames among the events */
 };
 
-/* --- plan.c ------------------------------------------------------------------------------------------------------------------- */
+/* --- transfer.c, run.c, plan.c ----------------------------------------------------------------------------------------------- */
 
 struct plan;
 
@@ -217,17 +217,27 @@ struct transfer {
 #define TRANSFER_BUCKETS 4096
 
 /* These take the lock and return how much they did: post what is due, look at the layer counter. */
-size_t plan_post(struct tdm_core *core);
+size_t transfer_post(struct tdm_core *core);
 size_t plan_watch(struct tdm_core *core);
 /* The rest need the lock. */
-bool plan_has_work(struct tdm_core *core);            /* something is postable */
-void plan_write_done(struct tdm_core *core, struct op *op, int error);
-void plan_link_closing(struct tdm_core *core, struct link *link); /* nothing of this link is posted from here on */
-void plan_link_closed(struct tdm_core *core, struct link *link);  /* its transfers end */
-void plan_forget(struct tdm_core *core, uint64_t transfer);       /* its end has been told */
-void plan_free(struct tdm_core *core);
+bool transfer_has_work(struct tdm_core *core);        /* something is postable */
+void transfer_write_done(struct tdm_core *core, struct op *op, int error);
+void transfer_link_closing(struct tdm_core *core, struct link *link); /* nothing of this link is posted from here on */
+void transfer_link_closed(struct tdm_core *core, struct link *link);  /* its transfers end */
+void transfer_forget(struct tdm_core *core, uint64_t transfer);       /* its end has been told */
+void transfer_free(struct tdm_core *core);
+struct transfer *transfer_find(struct tdm_core *core, uint64_t id);
+int transfer_check(struct tdm_core *core, const tdm_plan_item *item); /* may it be taken? */
+bool run_reserve(struct link *link);                  /* room for one more run: run_set_ready cannot fail then */
+struct run *run_make(struct tdm_core *core, const tdm_plan_item *item, uint64_t base, uint32_t layers);
+void run_add(struct run *run, struct transfer *transfer, struct plan *plan);
+void run_set_ready(struct run *run, uint32_t ready);
+void run_drop(struct run *run);
+void run_heap_remove(struct link *link, struct run *run);
+void run_heap_down(struct link *link, size_t index); /* the run there has become less urgent */
+void plan_remove_ended(struct tdm_core *core);
 
-/* --- counters.c --------------------------------------------------------------------------------------------------------------- */
+/* --- counters.c -------------------------------------------------------------------------------------------------------------- */
 
 struct counter {
   uint32_t gen;               /* 0: never armed */

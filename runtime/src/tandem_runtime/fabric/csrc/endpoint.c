@@ -21,7 +21,7 @@
 
 #define BUFFERS (RECEIVES_PER_ENDPOINT + SENDS_PER_ENDPOINT)
 
-/* --- a frame's header, as far as the core must read it (messenger/wire.py) ---------------------------------------------------- */
+/* --- a frame's header, as far as the core must read it (messenger/wire.py) --------------------------------------------------- */
 
 enum { HEADER_NBYTES = 40, TYPE_PING = 12, TYPE_PONG = 13, WIRE_VERSION = 1 };
 static const uint32_t wire_magic = 0x4D444E54;
@@ -38,7 +38,7 @@ struct header {
 _Static_assert(sizeof(struct header) == HEADER_NBYTES, "wire.py's HEADER");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian");
 
-/* --- frame queues --------------------------------------------------------------------------------------------------------------- */
+/* --- frame queues ------------------------------------------------------------------------------------------------------------ */
 
 void frame_queue_push(struct frame_queue *queue, struct frame *frame) {
   frame->next = NULL;
@@ -64,7 +64,7 @@ void frame_queue_free(struct frame_queue *queue) {
   for (struct frame *frame; (frame = frame_queue_pop(queue)) != NULL;) free(frame);
 }
 
-/* --- seals ---------------------------------------------------------------------------------------------------------------------- */
+/* --- seals ------------------------------------------------------------------------------------------------------------------- */
 
 static void seal(const struct link *link, uint8_t direction, const uint8_t *frame, size_t nbytes, uint8_t mac[TDM_MAC_NBYTES]) {
   struct blake2s state;
@@ -81,7 +81,7 @@ static bool seal_holds(const struct link *link, const uint8_t *frame, size_t nby
   return difference == 0;
 }
 
-/* --- opening and closing ---------------------------------------------------------------------------------------------------------- */
+/* --- opening and closing ----------------------------------------------------------------------------------------------------- */
 
 static int open_fid_ep(struct tdm_core *core, struct endpoint *endpoint) {
   struct fi_info *info = core->lib->dupinfo(core->fi);
@@ -208,7 +208,7 @@ void endpoint_free(struct endpoint *endpoint) {
   free(endpoint);
 }
 
-/* --- receiving ---------------------------------------------------------------------------------------------------------------- */
+/* --- receiving --------------------------------------------------------------------------------------------------------------- */
 
 void endpoint_repost(struct tdm_core *core, struct op *op) {
   (void)core;
@@ -334,7 +334,7 @@ size_t endpoint_unpark(struct tdm_core *core) {
   return worked;
 }
 
-/* --- sending ------------------------------------------------------------------------------------------------------------------ */
+/* --- sending ----------------------------------------------------------------------------------------------------------------- */
 
 int endpoint_send_frame(struct tdm_core *core, struct endpoint *endpoint, struct link *link, fi_addr_t peer, const struct frame *frame) {
   struct op *op = endpoint->free_sends;

@@ -31,13 +31,13 @@ static bool usable(const struct link *link) {
   return link != NULL && link->connect_asked && (link->state == LINK_OPEN || link->state == LINK_CONNECTED);
 }
 
-/* --- the progress thread's side --------------------------------------------------------------------------------------------------- */
+/* --- the progress thread's side ---------------------------------------------------------------------------------------------- */
 
 static void fail(struct tdm_core *core, struct link *link, int code, const char *text) {
   pthread_mutex_lock(&core->lock);
   if (link->state != LINK_CLOSING) { /* given up meanwhile: the caller waits for the close only */
     link->state = LINK_FAILED;
-    plan_link_closing(core, link);
+    transfer_link_closing(core, link);
     core_event(core, &(tdm_event){.type = TDM_EV_LINK_FAILED, .link = link->id, .code = code}, text, strlen(text));
   }
   pthread_mutex_unlock(&core->lock);
@@ -147,7 +147,7 @@ size_t link_finish_closing(struct tdm_core *core, bool queue_dry, size_t n_read)
       bool ended = core->traits.one_endpoint ? link->n_writes == 0 : queue_dry || link->shut_reads > 2 * core->cq_size;
       if (ended) {
         *at = link->next;
-        plan_link_closed(core, link);
+        transfer_link_closed(core, link);
         core_event(core, &(tdm_event){.type = TDM_EV_LINK_CLOSED, .link = link->id}, NULL, 0);
         core->stats.links_open--;
         free_link(core, link);
@@ -170,7 +170,7 @@ void link_close_all(struct tdm_core *core) {
   }
 }
 
-/* --- the caller's side -------------------------------------------------------------------------------------------------------------- */
+/* --- the caller's side ------------------------------------------------------------------------------------------------------- */
 
 static int command_link(struct tdm_core *core, enum command_kind kind, uint32_t link) {
   struct command *command = calloc(1, sizeof *command);
@@ -286,7 +286,7 @@ int tdm_link_close(tdm_core *core, uint32_t id) {
   if (rc == 0) rc = command_link(core, COMMAND_CLOSE, id);
   if (rc == 0) {
     link->state = LINK_CLOSING;
-    plan_link_closing(core, link);
+    transfer_link_closing(core, link);
   }
   core_unlock(core);
   return rc;

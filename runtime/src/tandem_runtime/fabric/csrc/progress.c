@@ -29,7 +29,7 @@
 #define SLEEP_LIVE_FD_NS 10000000ull  /* the descriptor wakes us; this only bounds a provider's forgetfulness */
 #define SLEEP_IDLE_FD_NS 1000000000ull
 
-/* --- opening and closing -------------------------------------------------------------------------------------------------------------- */
+/* --- opening and closing ----------------------------------------------------------------------------------------------------- */
 
 static void close_queue(struct tdm_core *core) {
   if (core->cq != NULL) fi_close(&core->cq->fid);
@@ -97,7 +97,7 @@ static bool open_all(struct tdm_core *core) {
 }
 
 static void close_all(struct tdm_core *core) {
-  plan_free(core);
+  transfer_free(core);
   link_close_all(core);
   bool keep = core->traits.shm && core->bootstrap != NULL && bootstrap_unreached(core);
   const char *name = keep ? (const char *)core->bootstrap->address : NULL;
@@ -115,7 +115,7 @@ static void close_all(struct tdm_core *core) {
   if (core->fabric != NULL) fi_close(&core->fabric->fid);
 }
 
-/* --- a turn --------------------------------------------------------------------------------------------------------------------------- */
+/* --- a turn ------------------------------------------------------------------------------------------------------------------ */
 
 static size_t run_commands(struct tdm_core *core) {
   size_t worked = 0;
@@ -172,7 +172,7 @@ static void completed(struct tdm_core *core, const struct fi_cq_data_entry *entr
     case OP_SEND: endpoint_send_done(op); break;
     case OP_WRITE:
       pthread_mutex_lock(&core->lock);
-      plan_write_done(core, op, 0);
+      transfer_write_done(core, op, 0);
       pthread_mutex_unlock(&core->lock);
       break;
   }
@@ -198,7 +198,7 @@ static bool read_error(struct tdm_core *core) {
     case OP_SEND: endpoint_send_done(op); break;
     case OP_WRITE:
       pthread_mutex_lock(&core->lock);
-      plan_write_done(core, op, error.err != 0 ? error.err : FI_EIO);
+      transfer_write_done(core, op, error.err != 0 ? error.err : FI_EIO);
       pthread_mutex_unlock(&core->lock);
       break;
   }
@@ -231,7 +231,7 @@ static size_t read_completions(struct tdm_core *core, bool *dry) {
   return worked;
 }
 
-/* --- sleeping -------------------------------------------------------------------------------------------------------------------------- */
+/* --- sleeping ---------------------------------------------------------------------------------------------------------------- */
 
 static void process_gone(struct tdm_core *core, int pidfd) {
   pthread_mutex_lock(&core->lock);
@@ -296,7 +296,7 @@ static void rest(struct tdm_core *core, uint64_t *idle_since_ns) {
 
   pthread_mutex_lock(&core->lock);
   bool plans = core->plans != NULL;
-  bool live = core->writes_unfinished > 0 || core->counters_receiving > 0 || link_frames_waiting(core) || plan_has_work(core);
+  bool live = core->writes_unfinished > 0 || core->counters_receiving > 0 || link_frames_waiting(core) || transfer_has_work(core);
   bool expecting = core->counters_waiting > 0;
   bool polled_counter = plans && core->layer_fd < 0;
   pthread_mutex_unlock(&core->lock);
@@ -360,7 +360,7 @@ void *progress_run(void *argument) {
     size_t worked = run_commands(core);
     size_t n_read = read_completions(core, &dry);
     worked += n_read + link_finish_closing(core, dry, n_read) + endpoint_unpark(core) + plan_watch(core) + endpoint_send_frames(core) +
-              plan_post(core);
+              transfer_post(core);
     if (worked > 0) {
       idle_since_ns = 0;
     } else {

@@ -261,7 +261,7 @@ uint64_t core_random(void) {
   return value;
 }
 
-/* --- shm's names -------------------------------------------------------------------------------------------------------------- */
+/* --- shm's names ------------------------------------------------------------------------------------------------------------- */
 
 /* Process ids mean something only inside their namespace: a file of a pod beside us must never look like a dead process's. */
 static unsigned long long pid_namespace(void) {

@@ -95,8 +95,9 @@ typedef struct {
 int tdm_link_open(tdm_core *core, uint32_t link);
 
 /* Tells an open link who its peer is, and the session key that seals frames in both directions: BLAKE2s-128 keyed with `key`, over
- * `direction byte || frame`. `initiator` is 1 on the side that sent HELLO; it picks the direction bytes, so that a frame cannot be
- * reflected. */
+ * `direction byte || frame`, appended to the frame. `initiator` is 1 on the side that sent HELLO. The direction byte is 1 in frames from the
+ * initiator and 2 in frames to it, so that a frame cannot be reflected. Frames that do not pass are counted and dropped; a PING is answered
+ * without the caller. */
 int tdm_link_connect(tdm_core *core, uint32_t link, const uint8_t *address, size_t nbytes, const uint8_t key[TDM_KEY_NBYTES],
                      int initiator);
 /* The peer's regions, index = the peer's region id (its rank). Needed before tdm_out_begin. */
@@ -105,9 +106,10 @@ int tdm_link_regions(tdm_core *core, uint32_t link, const tdm_remote_region *reg
 int tdm_link_send(tdm_core *core, uint32_t link, const uint8_t *frame, size_t nbytes);
 /* What PONGs on this link carry from now on: `body` is opaque; the core adds how long ago this call was. */
 int tdm_link_set_pong(tdm_core *core, uint32_t link, const uint8_t *body, size_t nbytes);
-/* Closes the endpoint. Answered by TDM_EV_LINK_CLOSED: from then on no write of the peer can land through it, and (net, tcp, verbs)
- * no byte of our memory is read for writes that were posted on it. Outgoing transfers of the link end with TDM_EV_OUT_DRAINED whose
- * `link_closed` is 1. */
+/* Posts nothing more on the link, and closes its endpoint. Answered by TDM_EV_LINK_CLOSED: from then on no write of the peer can land through it,
+ * and (net, tcp, verbs) no byte of our memory is read for writes that were posted on it; tdm_info says where that holds. Before it,
+ * outgoing transfers of the link with unfinished writes end with TDM_EV_OUT_DRAINED whose `link_closed` is 1: `completed` of them are known
+ * to have ended well, of the rest nothing is known. Where links share an endpoint the writes end by themselves and `link_closed` is 0. */
 int tdm_link_close(tdm_core *core, uint32_t link);
 
 /* --- incoming transfers: counting ------------------------------------------------------------------------------------------- */
