@@ -10,8 +10,9 @@ on the machine does not always hurt the same one.
 
 A configuration is started afresh, warmed up with two prompts, given its steady requests, and then measured
 for one window: ITL is every gap that ended in the window, of all answers; TTFT counts from the moment a
-prompt was due and covers every prompt that arrived in the window, whenever it was answered. Utilisation is
-the part of the window that a rank spent in forward passes.
+prompt was due and covers every prompt that arrived in the window, whenever it was answered. `busy` is the
+part of the window that a rank spent in forward passes: prefill's is its utilisation; whoever decodes steady
+answers has always something to compute, so that there `unanswered` tells whether it keeps up.
 
 Everything measured is written to benchmarks/out/serving.json, ITL over time to benchmarks/out/itl.png.
 """
@@ -94,6 +95,7 @@ async def window(
     run.cpu_s = {process: used_s - cpu_before[process] for process, used_s in cpu_after.items()}
     run.neighbours = max(0.0, machine_after - machine_before - sum(run.cpu_s.values())) / lasted_s
     run.ttft_s = [answer.ttft_s for answer in arrived]
+    run.unanswered = sum(answer.token_times_s[0] >= closed_s for answer in arrived)
     for answer in (*under_way, *arrived):
         times = [at_s - opened_s for at_s in answer.token_times_s]
         run.tokens += sum(0 <= at_s < load.window_s for at_s in times)

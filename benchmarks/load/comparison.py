@@ -23,6 +23,9 @@ class Run:
     name: str
     ttft_s: list[float] = field(default_factory=list)
     itl: list[tuple[float, float]] = field(default_factory=list)
+    unanswered: int = (
+        0  # prompts without a first token when the window closed: a backlog, if it grows with it
+    )
     tokens: int = 0  # of all answers, within the window
     window_s: float = 0.0
     busy: dict[str, float] = field(default_factory=dict)  # by worker: share of the window in forward passes
@@ -44,7 +47,7 @@ class Run:
 
 def show(rounds: Sequence[Mapping[str, Run]], names: Sequence[str]) -> str:
     latencies = ("TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms", "ITL p99 ms", "ITL max ms")
-    header = ("configuration", "prompts", *latencies, "tok/s", "busy")
+    header = ("configuration", "prompts", "unanswered", *latencies, "tok/s", "busy")
     rows = []
     for name in names:
         runs = [done[name] for done in rounds]
@@ -54,6 +57,7 @@ def show(rounds: Sequence[Mapping[str, Run]], names: Sequence[str]) -> str:
             (
                 name,
                 str(sum(len(run.ttft_s) for run in runs)),
+                str(sum(run.unanswered for run in runs)),
                 Spread.of([run.ttft_p50_s for run in runs]).show(scale=1e3),
                 Spread.of([percentile(run.ttft_s, 0.99) for run in runs]).show(scale=1e3),
                 Spread.of([percentile(gaps_s, 0.5) for gaps_s in itl]).show(scale=1e3),

@@ -96,4 +96,4 @@ def test_the_table_has_a_row_for_each_configuration_and_a_share_for_each_worker(
     lines = show(rounds(1.0, 1.5, 1.0, 0.5), NAMES).splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == NAMES
     assert lines[2].split("  ")[-1] == "50% + 25%"
-    assert lines[2].split()[1:4] == ["3", "1000", "1000"]
+    assert lines[2].split()[1:5] == ["3", "0", "1000", "1000"]
