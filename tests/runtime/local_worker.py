@@ -1,15 +1,20 @@
-"""Whole workers inside the test's process: the real lead, ranks, fabric and messenger, with threads for processes.
+"""Whole workers inside the test's process: the real lead, ranks, fabric and messenger, with threads for
+processes.
 
-What is left out is the HTTP server (a test speaks `ipc.py` to the lead as the server would) and the process borders; both have tests of
-their own. A rank is a thread that runs the rank process's own `load` and `serve` over the same unix socket.
+What is left out is the HTTP server (a test speaks `ipc.py` to the lead as the server would) and the process
+borders; both have tests of their own. A rank is a thread that runs the rank process's own `load` and `serve`
+over the same unix socket. Over shm the prefill workers live in a second process (`worker_host.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import secrets
+import subprocess
+import sys
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -17,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
 from tandem_crds.model import load_manifest
 from tandem_crds.role_config import Role, RoleConfig, build_role_config
 from tandem_runtime.cli.inspect import model_facts
@@ -24,6 +30,7 @@ from tandem_runtime.engine import rank as rank_process
 from tandem_runtime.engine.request import SamplingParams
 from tandem_runtime.instance import Addresses, Instance, PeerFile
 from tandem_runtime.ipc import Output, Submit
+from tandem_runtime.process import child_environment
 from tandem_runtime.server.lead import Lead as LeadClient
 from tandem_runtime.worker.lead import Lead
 
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 START_S = 60.0
+WAIT_S = 30.0
 
 
 def role_config(model_dir: Path, role: Role, provider: str = "net", **limits: int) -> RoleConfig:
@@ -127,16 +135,12 @@ class LocalWorker:
     def state(self) -> dict[str, Any]:
         return msgspec.json.decode(msgspec.json.encode(self.lead.state()))
 
-    async def until(self, condition: Any, what: str, within_s: float = 30.0) -> None:
-        """Waits for `condition()`; fails the test with the worker's state when it does not come."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + within_s
-        while not condition():
-            if loop.time() > deadline:
-                raise AssertionError(
-                    f"{self.name}: {what} did not come true; state: {json.dumps(self.state())}"
-                )
-            await self._alive()
+    async def until(self, condition: Any, what: str, within_s: float = WAIT_S) -> None:
+        await until(self, condition, what, within_s)
+
+    def check(self) -> None:
+        """Asserts that the worker's books agree with each other."""
+        self.lead._scheduler.check()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -164,11 +168,81 @@ class LocalWorker:
             link.close()
 
 
+class HostedWorker:
+    """A `LocalWorker` in the session's second process."""
+
+    _host: subprocess.Popen[str] | None = None
+
+    def __init__(self, config: RoleConfig, directory: Path, peers: Path, name: str) -> None:
+        self.config = config
+        self.name = name
+        self._directory = directory
+        self._peers = peers
+
+    async def start(self) -> None:
+        self._do(
+            "start",
+            config=self.config.model_dump(mode="json"),
+            directory=str(self._directory),
+            peers=str(self._peers),
+        )
+
+    async def addresses(self) -> Addresses:
+        while not (path := self._directory / "addresses.json").exists():
+            await asyncio.sleep(0.01)
+        return msgspec.json.decode(path.read_bytes(), type=Addresses)
+
+    def state(self) -> dict[str, Any]:
+        return self._do("state")
+
+    async def until(self, condition: Any, what: str, within_s: float = WAIT_S) -> None:
+        await until(self, condition, what, within_s)
+
+    def check(self) -> None:
+        self._do("check")
+
+    async def stop(self) -> None:
+        self._do("stop")
+
+    def _do(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """Blocks: the second process answers at once, except for a start."""
+        if HostedWorker._host is None:
+            HostedWorker._host = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("worker_host.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=child_environment(),
+            )
+            atexit.register(HostedWorker._host.kill)
+        host = HostedWorker._host
+        assert host.stdin is not None
+        assert host.stdout is not None
+        host.stdin.write(json.dumps({"do": what, "name": self.name, **arguments}) + "\n")
+        host.stdin.flush()
+        line = host.stdout.readline()
+        assert line, f"the second process ended at {what!r} of {self.name}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+async def until(
+    worker: LocalWorker | HostedWorker, condition: Any, what: str, within_s: float = WAIT_S
+) -> None:
+    """Waits for `condition()`; fails the test with the worker's state when it does not come."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while not condition():
+        if loop.time() > deadline:
+            raise AssertionError(f"{worker.name}: {what} did not come true: {json.dumps(worker.state())}")
+        await asyncio.sleep(0.01)
+
+
 @dataclass
 class Deployment:
-    workers: dict[str, LocalWorker]
+    workers: dict[str, LocalWorker | HostedWorker]
 
-    def role(self, role: Role) -> list[LocalWorker]:
+    def role(self, role: Role) -> list[Any]:
         return [worker for worker in self.workers.values() if worker.config.role is role]
 
     @property
@@ -184,12 +258,17 @@ class Deployment:
         """Waits until nothing is held anywhere, and checks every worker's books."""
         for worker in self.workers.values():
             await worker.until(lambda w=worker: _unused(w.state()), "every page unused")
-            worker.lead._scheduler.check()
+            worker.check()
 
 
 def _unused(state: dict[str, Any]) -> bool:
     pages = state["pages"]
     return bool(pages["pinned"] == 0 and pages["free"] + pages["cached"] == pages["total"])
+
+
+def _kind(config: RoleConfig) -> type[LocalWorker] | type[HostedWorker]:
+    hosted = config.role is Role.PREFILL and config.fabric.providers == ["shm"]
+    return HostedWorker if hosted else LocalWorker
 
 
 @contextlib.asynccontextmanager
@@ -202,7 +281,7 @@ async def deployed(configs: dict[str, RoleConfig], directory: Path) -> AsyncIter
     peers.write_bytes(msgspec.json.encode(PeerFile(workers=[])))
     deployment = Deployment(
         {
-            name: LocalWorker(config, directory / f"w{index}", peers, name)
+            name: _kind(config)(config, directory / f"w{index}", peers, name)
             for index, (name, config) in enumerate(configs.items())
         }
     )

@@ -1,7 +1,7 @@
 """What differs between the processes of one role: where this worker listens, who it is, how it finds peers.
 
-It comes from environment variables (`TANDEM_` + the field's name in capitals); everything that replicas share is in
-`tandem_crds.role_config.RoleConfig`.
+It comes from environment variables (`TANDEM_` + the field's name in capitals); everything that replicas share
+is in `tandem_crds.role_config.RoleConfig`.
 """
 
 from __future__ import annotations

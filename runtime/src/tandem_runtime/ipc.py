@@ -1,7 +1,8 @@
 """Messages between a pod's HTTP server process and its lead, msgpack over a unix socket.
 
-Framing: a 4-byte little-endian length, then one message. The lead greets first with `Limits`. Every `Submit` ends in exactly one `Output`
-with `finish` set, unless the connection breaks, which aborts all requests submitted on it.
+Framing: a 4-byte little-endian length, then one message. The lead greets first with `Limits`. Every `Submit`
+ends in exactly one `Output` with `finish` set, unless the connection breaks, which aborts all requests
+submitted on it.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Where one request's time went, in seconds. The transfer fields are None when nothing crossed the fabric.
+    """Where one request's time went, in seconds. The transfer fields are None when nothing crossed the
+    fabric.
 
-    `exposed_s` is the time from the end of the last layer's compute on prefill to the last write counted on decode; it is None when
-    the two sides do not share a clock.
+    `exposed_s` is the time from the end of the last layer's compute on prefill to the last write counted on
+    decode; it is None when the two sides do not share a clock.
     """
 
     queue_s: float
@@ -67,8 +69,8 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
-    """Tokens of one step, or the end of a request. `error` is a message for the client, set with `finish == "error"`;
-    `status` is the HTTP status such an error deserves."""
+    """Tokens of one step, or the end of a request. `error` is a message for the client, set with `finish ==
+    "error"`; `status` is the HTTP status such an error deserves."""
 
     request_id: str
     tokens: list[int]

@@ -2,9 +2,9 @@
 
 Knows: the layout `[layer][page, head, K|V, token, dim]`. Does not know: memory, requests, peers.
 
-Heads come before tokens and K|V sits inside the head, so any head range of a page, K and V together, is one contiguous run
-and therefore one RDMA write, whatever the tensor-parallel degrees of the two sides. Attention reads `k = pool[:, :, 0]` and
-`v = pool[:, :, 1]` as strided views.
+Heads come before tokens and K|V sits inside the head, so any head range of a page, K and V together, is one
+contiguous run and therefore one RDMA write, whatever the tensor-parallel degrees of the two sides. Attention
+reads `k = pool[:, :, 0]` and `v = pool[:, :, 1]` as strided views.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
 class KVLayout:
     """One rank's KV pool. All ranks of a role have equal layouts.
 
-    `kv_heads` counts the heads this rank holds (at least one: heads are replicated when ranks outnumber them).
+    `kv_heads` counts the heads this rank holds (at least one: heads are replicated when ranks outnumber
+    them).
     """
 
     layers: int
@@ -42,7 +43,9 @@ class KVLayout:
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of one page of one layer on this rank: the size of one paged write when both sides shard equally."""
+        """Bytes of one page of one layer on this rank: the size of one paged write when both sides shard
+        equally.
+        """
         return self.kv_heads * self.head_nbytes
 
     @property
@@ -70,9 +73,9 @@ class KVLayout:
 class Chunk:
     """The part of one request's prompt that one step computes on a prefill worker.
 
-    `start` and `stop` are token positions (`stop` exclusive). `pages` are the physical source pages of the **whole** request from
-    position 0, so that page `i` holds tokens `[i·page_tokens, (i+1)·page_tokens)`. `last` marks the chunk that reaches the
-    goal: the partly filled last page crosses with it.
+    `start` and `stop` are token positions (`stop` exclusive). `pages` are the physical source pages of the
+    **whole** request from position 0, so that page `i` holds tokens `[i·page_tokens, (i+1)·page_tokens)`.
+    `last` marks the chunk that reaches the goal: the partly filled last page crosses with it.
     """
 
     request_id: str
@@ -82,7 +85,9 @@ class Chunk:
     last: bool
 
     def completed(self, page_tokens: int) -> range:
-        """Page indices that this chunk completes: each page crosses once per layer, with exactly one chunk."""
+        """Page indices that this chunk completes: each page crosses once per layer, with exactly one
+        chunk.
+        """
         first = self.start // page_tokens
         end = -(-self.stop // page_tokens) if self.last else self.stop // page_tokens
         return range(first, end)

@@ -18,7 +18,8 @@ COUNTER_NBYTES = 4096
 
 
 class LayerCounter:
-    """Rank 0's end. `memfd` and `eventfd` go to the lead, which maps the word and hands both to the C core.
+    """Rank 0's end. `memfd` and `eventfd` go to the lead, which maps the word and hands both to the C
+    core.
     """
 
     def __init__(self) -> None:

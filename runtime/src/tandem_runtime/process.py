@@ -1,7 +1,8 @@
 """Processes that never outlive whoever started them, however that one dies.
 
-A child calls `die_with_parent()` first thing: from then on the kernel kills it when the parent's starting thread ends. Between fork and that
-call the parent may already be gone; so the parent puts its own pid into the environment and the child compares.
+A child calls `die_with_parent()` first thing: from then on the kernel kills it when the parent's starting
+thread ends. Between fork and that call the parent may already be gone; so the parent puts its own pid into
+the environment and the child compares.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def die_with_parent() -> None:
 
 
 def start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat, clock ticks since boot: with the pid it names one process for ever. Raises ProcessLookupError."""
+    """Field 22 of /proc/PID/stat, clock ticks since boot: with the pid it names one process for ever. Raises
+    ProcessLookupError.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

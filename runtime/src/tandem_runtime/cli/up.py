@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import signal
@@ -10,6 +9,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tandem_crds.model import DisaggregatedModel, ManifestError, load_manifest, unsupported_by_embedded
 from tandem_crds.role_config import RoleConfigError
@@ -22,6 +22,9 @@ from ..up.deployment import WorkerPlan, plan_workers
 from ..up.progress import Progress
 from ..up.supervisor import DeploymentError, Supervisor
 from .inspect import model_facts
+
+if TYPE_CHECKING:
+    import argparse
 
 EXIT_CONFIGURATION = 2
 

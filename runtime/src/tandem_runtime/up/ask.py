@@ -1,7 +1,7 @@
 """Ask the running deployment one question and tell where its time went.
 
-Knows: the public API, with `return_timing`. Does not know: the workers' insides; what it prints comes out of the answer itself, the clock of
-this client, and the workers' public `/state`.
+Knows: the public API, with `return_timing`. Does not know: the workers' insides; what it prints comes out of
+the answer itself, the clock of this client, and the workers' public `/state`.
 """
 
 from __future__ import annotations

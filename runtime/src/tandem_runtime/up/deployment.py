@@ -37,7 +37,9 @@ def plan_workers(
     mixed: bool,
     providers: list[str] | None,
 ) -> list[WorkerPlan]:
-    """The manifest's workers; with `mixed` as many workers of role mixed instead. `providers` overrides the fabric profile's."""
+    """The manifest's workers; with `mixed` as many workers of role mixed instead. `providers` overrides the
+    fabric profile's.
+    """
     counts = {Role.PREFILL: model.spec.prefill_replicas, Role.DECODE: model.spec.decode.replicas}
     if mixed:
         counts = {Role.MIXED: sum(counts.values())}

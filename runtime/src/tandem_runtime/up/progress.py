@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .supervisor import Worker
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .supervisor import Worker
 
 
 class Progress:

@@ -2,8 +2,9 @@
 
 Knows: processes, their directories, addresses and logs. Does not know: models, requests.
 
-A worker is one pod main process (`tandem_runtime.worker`), which has its own children; none of them outlives this process, however it
-ends. What a kubelet, a Service and an EndpointSlice do in a cluster is done here by `_watch`, `_write_peers` and one JSON file.
+A worker is one pod main process (`tandem_runtime.worker`), which has its own children; none of them outlives
+this process, however it ends. What a kubelet, a Service and an EndpointSlice do in a cluster is done here by
+`_watch`, `_write_peers` and one JSON file.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ import secrets
 import signal
 import sys
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
-from tandem_crds.role_config import Role
 
 from ..instance import Addresses, Instance, PeerFile
 from ..process import child_environment
-from .deployment import WorkerPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tandem_crds.role_config import Role
+
+    from .deployment import WorkerPlan
 
 POLL_S = 0.1
 STOP_S = 8.0
@@ -35,7 +41,9 @@ EXIT_CONFIGURATION = 2
 
 
 class OnDeath(enum.Enum):
-    """What a child's death means: the end (for users), or a report (failure tests, where a kubelet would restart it)."""
+    """What a child's death means: the end (for users), or a report (failure tests, where a kubelet would
+    restart it).
+    """
 
     EXIT = "exit"
     REPORT = "report"

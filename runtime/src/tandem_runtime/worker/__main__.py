@@ -1,9 +1,11 @@
 """A pod's main process: starts lead, ranks and server, and ends when one of them does.
 
-    python -m tandem_runtime.worker --config role.json        (who this worker is: TANDEM_* variables, see `instance.py`)
+    python -m tandem_runtime.worker --config role.json        (who this worker is: TANDEM_* variables, see
+    `instance.py`)
 
-It loads neither torch nor the fabric. Its exit status tells why it ended: 0 drained after SIGTERM, 2 the configuration or the model
-cannot work, 1 a process died. SIGTERM drains (the lead decides when it is done); SIGINT stops at once.
+It loads neither torch nor the fabric. Its exit status tells why it ended: 0 drained after SIGTERM, 2 the
+configuration or the model cannot work, 1 a process died. SIGTERM drains (the lead decides when it is done);
+SIGINT stops at once.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 from pydantic import ValidationError
+
 from tandem_crds.role_config import Role, RoleConfig
 
 from ..instance import Instance
@@ -46,7 +49,8 @@ def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Par
     lead = Part(
         "lead", [*module, "tandem_runtime.worker.lead", "--config", str(config_path)], instance.environment()
     )
-    # OpenMP threads that spin between steps would take the cores from the progress threads and from the other ranks.
+    # OpenMP threads that spin between steps would take the cores from the progress threads and from the other
+    # ranks.
     threads = {
         "OMP_NUM_THREADS": str(instance.threads_per_rank),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -57,7 +61,8 @@ def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Par
             f"rank {index}",
             [
                 *module, "tandem_runtime.engine.rank", "--config", str(config_path), "--rank", str(index),
-                "--socket", str(Path(instance.run_dir, "rank.sock")), "--store", str(Path(instance.run_dir, "store")),
+                "--socket", str(Path(instance.run_dir, "rank.sock")),
+                "--store", str(Path(instance.run_dir, "store")),
                 "--threads", str(instance.threads_per_rank),
             ],
             threads,

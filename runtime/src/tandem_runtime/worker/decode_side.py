@@ -1,13 +1,16 @@
-"""Decode's half of the joint between engine and messenger: blocked requests become tickets, landed pages become running requests.
+"""Decode's half of the joint between engine and messenger: blocked requests become tickets, landed pages
+become running requests.
 
-Knows: which ticket belongs to which request, retries, the fallback policy. Does not know: wire messages, pages' geometry.
+Knows: which ticket belongs to which request, retries, the fallback policy. Does not know: wire messages,
+pages' geometry.
 
-    waiting ──next_remote()──► BLOCKED ──dispatch()──► ticket ──ready()───► RUNNING
-                                  ▲                       ├────failed()──► requeue on new pages (at most twice), else an error
-                                  └───── requeue ─────────┘
-                                                          └──released()──► the ticket's pin on the pages ends
+    waiting ──next_remote()──► BLOCKED ──dispatch()──► ticket ──ready()──► RUNNING
+                                  ▲                       ├──failed()──► requeue on new pages (twice), else an error
+                                  └─────── requeue ───────┤
+                                                          └──released()──► the ticket lets go of the pages
 
-A ticket pins the pages from dispatch to `released`, whatever becomes of the request: a late write may still land in them.
+A ticket pins the pages from dispatch to `released`, whatever becomes of the request: a late write may still
+land in them.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ class DecodeSide:
     def attach(self, messenger: DecodeMessenger) -> None:
         self._messenger = messenger
 
-    # --- TransferSide ------------------------------------------------------------------------------------------------
+    # --- TransferSide --------------------
 
     def before_plan(self) -> None:
         """Blocks and dispatches as many waiting requests as pages and credits allow."""
@@ -101,7 +104,7 @@ class DecodeSide:
             assert self._messenger is not None
             self._messenger.cancel(ticket, "the client left")
 
-    # --- DecodeListener ----------------------------------------------------------------------------------------------
+    # --- DecodeListener --------------------
 
     def ready(self, ticket: int, timing: TransferTiming) -> None:
         request, dispatched_s = self._tickets[ticket]
@@ -151,7 +154,7 @@ class DecodeSide:
         """Peers or credits changed: what waits may go now."""
         self._loop.wake()
 
-    # ------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------
 
     def _record(self, request: Request, dispatched_s: float, timing: TransferTiming) -> None:
         self._loop.transferred(

@@ -2,9 +2,9 @@
 
 Knows: the peer file and `/peer`. Does not know: HELLO, health (the messenger's).
 
-Who exists comes from a `PeerSource`; endpoints carry ip:port only, and fabric addresses are opaque, so each worker's `/peer` is asked for
-its own, authenticated both ways with the peer key. An answer is asked for again as long as the worker is not attached: it may have been
-restarted behind the same address.
+Who exists comes from a `PeerSource`; endpoints carry ip:port only, and fabric addresses are opaque, so each
+worker's `/peer` is asked for its own, authenticated both ways with the peer key. An answer is asked for again
+as long as the worker is not attached: it may have been restarted behind the same address.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
+
 from tandem_crds.role_config import Role
 
 from ..messenger.ports import PeerAddress
@@ -100,7 +101,8 @@ class Discovery:
             info = msgspec.json.decode(body, type=PeerInfo)
             if info.kv_key != self._kv_key or info.provider != self._provider:
                 self.incompatible[info.pod] = (
-                    f"KV key {info.kv_key}, ours {self._kv_key}; provider {info.provider}, ours {self._provider}"
+                    f"KV key {info.kv_key}, ours {self._kv_key}; "
+                    f"provider {info.provider}, ours {self._provider}"
                 )
                 return
             self.incompatible.pop(info.pod, None)

@@ -1,14 +1,16 @@
 """The lead's loop: plan a step, run it on the ranks, hand out what came of it.
 
-Knows: the scheduler, the ranks, who waits for a request's tokens. Does not know: transfers; those are its `TransferSide`'s.
+Knows: the scheduler, the ranks, who waits for a request's tokens. Does not know: transfers; those are its
+`TransferSide`'s.
 
-    submit ──► scheduler.add          ┌──────────────► side.before_plan()    decode: blocked requests are dispatched
-    abort  ──► scheduler.abort        │  plan()        side.planned()        prefill: the messenger learns the chunks first
-    side.wake() ─────► wake ──────────┤  ranks.step()
-                                      └─ apply()       side.passed()         or the plan is withdrawn
+    submit ──► scheduler.add     ┌────► side.before_plan()   decode: blocked requests are dispatched
+    abort  ──► scheduler.abort   │      plan()
+    side.wake() ──► wake ────────┤      side.planned()       prefill: the messenger learns the chunks first
+                                 │      ranks.step()
+                                 └───── side.passed()        or the plan is withdrawn; then apply()
 
-One step is in flight at a time; while the ranks compute, the event loop serves everything else. Every request ends in exactly one final
-output. A step's error ends that step's requests; only a rank's death ends the loop.
+One step is in flight at a time; while the ranks compute, the event loop serves everything else. Every request
+ends in exactly one final output. A step's error ends that step's requests; only a rank's death ends the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ log = logging.getLogger("tandem.engine")
 
 
 class TransferSide(Protocol):
-    """What a role adds to the loop. `passed` gets whether the pass succeeded, before anything else is planned."""
+    """What a role adds to the loop. `passed` gets whether the pass succeeded, before anything else is
+    planned.
+    """
 
     def before_plan(self) -> None: ...
 
@@ -89,7 +93,7 @@ class EngineLoop:
         self.draining = False
         self.steps = 0
 
-    # --- SubmissionHandler -------------------------------------------------------------------------------------------
+    # --- SubmissionHandler --------------------
 
     def submit(self, submit: Submit) -> None:
         request = Request(
@@ -117,7 +121,7 @@ class EngineLoop:
     def report(self, report: Report) -> None:
         self._metrics.report(report)
 
-    # --- for the transfer side ---------------------------------------------------------------------------------------
+    # --- for the transfer side --------------------
 
     def wake(self) -> None:
         """Something changed that planning should see."""
@@ -141,7 +145,7 @@ class EngineLoop:
         """Requests that a server still waits for."""
         return len(self._records)
 
-    # --- the loop ----------------------------------------------------------------------------------------------------
+    # --- the loop --------------------
 
     async def run(self) -> None:
         """Runs until cancelled. Raises RankError when a rank is gone or its device is unusable."""

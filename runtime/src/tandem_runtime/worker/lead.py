@@ -3,7 +3,8 @@
     python -m tandem_runtime.worker.lead --config role.json
 
 Only this loop touches the page pool and the messenger's state, so there are no locks. The order of start:
-worker port (live, not ready) → ranks load → fabric, registration of their KV pools → messenger → ready → server greeted.
+worker port (live, not ready) → ranks load → fabric, registration of their KV pools → messenger → ready →
+server greeted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
+
 from tandem_crds.role_config import Role, RoleConfig
 
 from ..engine.pages import PagePool
@@ -117,7 +119,9 @@ class Lead:
         self._discovery: Discovery | None = None
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs, then `run` returns; after `drain_seconds` it gives up on the rest."""
+        """Take nothing new, finish what runs, then `run` returns; after `drain_seconds` it gives up on the
+        rest.
+        """
         self._draining.set()
 
     async def run(self) -> None:
@@ -152,7 +156,7 @@ class Lead:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._close()
 
-    # --- WorkerFacts -------------------------------------------------------------------------------------------------
+    # --- WorkerFacts --------------------
 
     def peer(self, headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]] | None:
         if self._keys is None or self._fabric is None:
@@ -208,7 +212,7 @@ class Lead:
                 self._metrics.fabric.labels(name=name).set(value)
         return self._metrics.render()
 
-    # ------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------
 
     def _pages(self) -> dict[str, int]:
         counts = self._pool.counts()

@@ -1,14 +1,17 @@
 """The pod's one metrics registry, in the lead: vLLM's names where vLLM has them, `tandem_` for transfers.
 
-Knows: names and meaning. Values come from the engine loop, from the server's reports, and at scrape time from the sources given
-to `Metrics.observe`.
+Knows: names and meaning. Values come from the engine loop, from the server's reports, and at scrape time from
+the sources given to `Metrics.observe`.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..ipc import Report
+if TYPE_CHECKING:
+    from ..ipc import Report
 
 LATENCY_S = (
     0.001,

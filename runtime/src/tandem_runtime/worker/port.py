@@ -2,18 +2,21 @@
 
 Knows: HTTP. Does not know: where the answers come from (`WorkerFacts`).
 
-`/health` says that the lead's loop moves; `/ready` that the model is loaded and the messenger listens: it never depends on peers, or a
-prefill's death would take its decodes out of service. `/peer` hands a fabric address to whoever holds the peer key.
+`/health` says that the lead's loop moves; `/ready` that the model is loaded and the messenger listens: it
+never depends on peers, or a prefill's death would take its decodes out of service. `/peer` hands a fabric
+address to whoever holds the peer key.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class WorkerFacts(Protocol):

@@ -1,9 +1,10 @@
-"""Prefill's half of the joint between engine and messenger: dispatched prompts become requests, chunks become plans.
+"""Prefill's half of the joint between engine and messenger: dispatched prompts become requests, chunks become
+plans.
 
 Knows: which transfer belongs to which request. Does not know: wire messages, pages' geometry, sampling.
 
-Source pages have two holders: the scheduler's request until its goal is reached, and the transfer's pin from admission until the messenger
-proves that nobody reads them any more (`released`).
+Source pages have two holders: the scheduler's request until its goal is reached, and the transfer's pin from
+admission until the messenger proves that nobody reads them any more (`released`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PrefillSide:
     def attach(self, messenger: PrefillMessenger) -> None:
         self._messenger = messenger
 
-    # --- TransferSide ------------------------------------------------------------------------------------------------
+    # --- TransferSide --------------------
 
     def before_plan(self) -> None: ...
 
@@ -68,7 +69,7 @@ class PrefillSide:
 
     def aborted(self, request_id: str) -> None: ...
 
-    # --- PrefillListener ---------------------------------------------------------------------------------------------
+    # --- PrefillListener --------------------
 
     def dispatched(self, incoming: IncomingTransfer) -> None:
         assert self._messenger is not None

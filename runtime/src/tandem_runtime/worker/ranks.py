@@ -9,8 +9,8 @@ Knows: sockets, file descriptors, the order of messages. Does not know: requests
       step() ──── Step ────────────────────►  one forward pass
                          ◄──── StepResult
 
-All ranks get the same step and all of them answer; rank 0's tokens count, any rank's error is the step's error. A rank whose
-connection closes is dead, and so is the pod.
+All ranks get the same step and all of them answer; rank 0's tokens count, any rank's error is the step's
+error. A rank whose connection closes is dead, and so is the pod.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..engine.step import FromRank, Loaded, LoadFailed, Loading, Shutdown, Step, StepResult
 from ..framing import FrameBuffer, frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 RECEIVE_NBYTES = 1 << 18
 MAX_FDS = 3

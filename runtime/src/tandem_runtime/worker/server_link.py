@@ -1,18 +1,21 @@
 """The lead's end of the HTTP server process: requests in, outputs out, over a unix socket.
 
-Knows: `ipc.py` and which connection submitted what. Does not know: scheduling. A connection that closes aborts what it submitted.
+Knows: `ipc.py` and which connection submitted what. Does not know: scheduling. A connection that closes
+aborts what it submitted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from ..ipc import Abort, FromServer, Limits, Output, Report, Submit
 from ..framing import LENGTH, frame
+from ..ipc import Abort, FromServer, Limits, Output, Report, Submit
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_MESSAGE_NBYTES = 1 << 28
 
