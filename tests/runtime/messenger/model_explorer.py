@@ -1,8 +1,9 @@
 """Breadth-first search over every reachable state, and what it finds.
 
-Safety: the model raises Violation in the move that breaks an invariant. Ending: from every state some state must be
-reachable, by fair moves alone, in which every ticket has ended and every page is back; so no ticket depends on luck, and none
-on a frame that may have been lost (a state in which all frames were just lost is among them).
+Safety: the model raises Violation in the move that breaks an invariant. Ending: from every state some state
+must be reachable, by fair moves alone, in which every ticket has ended and every page is back; so no ticket
+depends on luck, and none on a frame that may have been lost (a state in which all frames were just lost is
+among them).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from model_world import EVERY_TICKET_ENDS, Model, Move, Violation, World
+from model_world import EVERY_TICKET_ENDS, Model, Violation, World
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -51,8 +52,10 @@ class Alone:
 
 
 class Together:
-    """Several pairs that share one process, whose crash they share: several prefills of one decode (`shared` = "decode"), or the
-    reverse. A state is the numbers of the pairs' worlds; a pair's own moves are worked out once."""
+    """Several pairs that share one process, whose crash they share: several prefills of one decode
+    (`shared` = "decode"), or the reverse. A state is the numbers of the pairs' worlds; a pair's own moves
+    are worked out once.
+    """
 
     def __init__(self, model: Model, pairs: int, shared: str) -> None:
         self._model = model

@@ -62,7 +62,9 @@ class Bounds:
 
 
 class Life(NamedTuple):
-    """As long as prefill remembers a peer: to the end of its process, or until it forgets one it owes nothing."""
+    """As long as prefill remembers a peer: to the end of its process, or until it forgets one it owes
+    nothing.
+    """
 
     incarnation: int = 1
     memory: int = 1
@@ -128,8 +130,9 @@ class World(NamedTuple):
 
 
 class Move(NamedTuple):
-    """`fair`: part of any fair continuation. The rest (losses, crashes, new work) may also never happen again.
-    `crash`: of a process that may belong to other pairs too."""
+    """`fair`: part of any fair continuation. The rest (losses, crashes, new work) may also never happen
+    again. `crash`: of a process that may belong to other pairs too.
+    """
 
     name: str
     fair: bool
@@ -218,7 +221,7 @@ class Model:
         if world.life.incarnation < self.bounds.prefill_incarnations:
             yield Move("prefill crashes", False, self.prefill_crashed(world), "prefill")
 
-    # --- what each side may do ------------------------------------------------------------------------
+    # --- what each side may do --------------------------------------------------------------------
 
     def _decode_moves(self, world: World) -> Iterator[Move]:
         state = self.decodes[world.decode]
@@ -361,7 +364,7 @@ class Model:
                     name = f"DISPATCH {transfer}{' is refused' if refusal else ''}"
                     yield self._prefill(world, name, dispatched)
 
-    # --- writes ---------------------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
 
     def _write_moves(self, world: World, out: Out) -> Iterator[Move]:
         sending = out.life == world.life and out.session in world.endpoints
@@ -421,7 +424,9 @@ class Model:
         """All that was posted has completed locally: each may, as soon as its source has been read."""
         whole = len(out.writes) == self.bounds.pages
         lost = LOST in out.writes
-        if (whole or out.stopped or lost) and all(w >= (LANDED if self.bounds.shm else READ) for w in out.writes):
+        if (whole or out.stopped or lost) and all(
+            w >= (LANDED if self.bounds.shm else READ) for w in out.writes
+        ):
             for failed in (False, True) if lost else (False,):
                 if failed or whole or out.stopped:
                     scene = Scene(world)
@@ -430,7 +435,7 @@ class Model:
                     self._step_prefill(scene, event)
                     yield Move(f"drained {out.transfer}, {failed=}", True, self._world(scene))
 
-    # --- crashes --------------------------------------------------------------------------------------
+    # --- crashes ----------------------------------------------------------------------------------
 
     def decode_crashed(self, world: World) -> World:
         scene = Scene(world)
@@ -448,7 +453,7 @@ class Model:
         )
         return self._world(scene)
 
-    # --- carrying out actions -------------------------------------------------------------------------
+    # --- carrying out actions ---------------------------------------------------------------------
 
     def _decode(self, world: World, name: str, event: decode.Event) -> Move:
         scene = Scene(world)
@@ -537,7 +542,7 @@ class Model:
             self.frames.append(frame)
         scene.frames |= bit
 
-    # --- equal worlds are equal -----------------------------------------------------------------------
+    # --- equal worlds are equal -------------------------------------------------------------------
 
     def _number_decode(self, state: decode.Peer) -> int:
         number = self._decode_numbers.setdefault(state, len(self.decodes))
@@ -584,8 +589,9 @@ class Model:
         return out.session != here or not (UNREAD in out.writes or READ in out.writes)
 
     def _matters(self, frame: Frame, scene: Scene, here: tuple[int, int]) -> bool:
-        """Whether delivering `frame` could ever do anything, from here on. What ends for good is a link, a HELLO's
-        question, a released transfer at decode."""
+        """Whether delivering `frame` could ever do anything, from here on. What ends for good is a link, a
+        HELLO's question, a released transfer at decode.
+        """
         state, peer = self.decodes[scene.decode], self.prefills[scene.prefill]
         if frame.body is Note.HELLO:
             forgetful = (

@@ -1,6 +1,8 @@
-"""The check finds what it is there to find: each rule of the protocol, broken on purpose, has a counterexample.
+"""The check finds what it is there to find: each rule of the protocol, broken on purpose, has a
+counterexample.
 
-A mutant is a machine that is right except in one rule. If one of these tests fails, the model has gone blind, or the rule is not needed.
+A mutant is a machine that is right except in one rule. If one of these tests fails, the model has gone
+blind, or the rule is not needed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from model_world import (
     Bounds,
     Model,
 )
+
 from tandem_runtime.messenger import decode, prefill
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 MAX_STATES = 300_000
 
 
-# --- decode, broken ---------------------------------------------------------------------------------------------------
+# --- decode, broken -------------------------------------------------------------------------------
 
 
 def _released(
@@ -95,9 +98,7 @@ def greets_before_the_old_link_is_closed(
     return state, actions
 
 
-def releases_on_its_own_cancel(
-    peer: decode.Peer, event: decode.Event, limits: decode.Limits
-) -> decode.Step:
+def releases_on_its_own_cancel(peer: decode.Peer, event: decode.Event, limits: decode.Limits) -> decode.Step:
     step = decode.step(peer, event, limits)
     return _released(peer, step, event.transfer) if isinstance(event, decode.Cancel) else step
 
@@ -115,7 +116,7 @@ def tells_the_engine_twice(peer: decode.Peer, event: decode.Event, limits: decod
     return state, actions
 
 
-# --- prefill, broken --------------------------------------------------------------------------------------------------
+# --- prefill, broken ------------------------------------------------------------------------------
 
 
 def forgets_a_tombstone(peer: prefill.Peer, event: prefill.Event, fences: prefill.Fences) -> prefill.Step:
@@ -139,9 +140,7 @@ def forgets_what_is_done(peer: prefill.Peer, event: prefill.Event, fences: prefi
 def does_not_deduplicate(peer: prefill.Peer, event: prefill.Event, fences: prefill.Fences) -> prefill.Step:
     if isinstance(event, prefill.Dispatched) and event.refusal is None and peer.link is prefill.Link.UP:
         if sum(t.phase in prefill.HOLDING for t in peer.transfers) < 2:  # enough to see it
-            t = prefill.Transfer(
-                event.session, event.seq, event.transfer, event.key, prefill.Phase.QUEUED
-            )
+            t = prefill.Transfer(event.session, event.seq, event.transfer, event.key, prefill.Phase.QUEUED)
             if event.session == peer.session:
                 return replace(peer, transfers=(*peer.transfers, t)), (
                     prefill.Begin(t.key),
@@ -186,7 +185,9 @@ def trusts_its_own_close(peer: prefill.Peer, event: prefill.Event, fences: prefi
 def takes_the_same_epoch_for_a_later_one(
     peer: prefill.Peer, event: prefill.Event, fences: prefill.Fences
 ) -> prefill.Step:
-    """Skips the epoch check: a HELLO again of the epoch whose link prefill has closed passes for a proof that decode closed it."""
+    """Skips the epoch check: a HELLO again of the epoch whose link prefill has closed passes for a proof
+    that decode closed it.
+    """
     state, actions = prefill.step(peer, event, fences)
     if isinstance(event, prefill.Hello) and event.session == peer.session:
         freed = tuple(t for t in state.transfers if t.phase is prefill.Phase.UNFENCED)
