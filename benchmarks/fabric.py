@@ -1,11 +1,13 @@
-"""Paged writes through the fabric between two processes: ours beside a memcpy, medians of interleaved rounds.
+"""Paged writes through the fabric between two processes: ours beside a memcpy, medians of interleaved
+rounds.
 
-    python benchmarks/fabric.py [--rounds N] [--providers net,shm]
+python benchmarks/fabric.py [--rounds N] [--providers net,shm]
 
-A round runs memcpy and every provider at every page size, one after the other, so that a busy neighbour hurts all alike. One measurement moves
-`MOVED_NBYTES` in pages and ends when the receiver's core has counted the last immediate; both processes share CLOCK_MONOTONIC. Then: the
-latency of one small write, from its post to its count, both stamped in C, with the receiver polling and with the receiver asleep; and the
-CPU share of an idle progress thread.
+A round runs memcpy and every provider at every page size, one after the other, so that a busy neighbour
+hurts all alike. One measurement moves `MOVED_NBYTES` in pages and ends when the receiver's core has counted
+the last immediate; both processes share CLOCK_MONOTONIC. Then: the latency of one small write, from its
+post to its count, both stamped in C, with the receiver polling and with the receiver asleep; and the CPU
+share of an idle progress thread.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Side:
 
 
 def receive(provider: str, spin_us: int, peer: Connection) -> None:
-    """The receiving process: arms counters as told and reports when they were reached; its last word is its idle CPU share."""
+    """The receiving process: arms counters as told and reports when they were reached; its last word is its
+    idle CPU share.
+    """
     side = Side(provider, 2, spin_us)
     side.connect(peer, initiator=False)
     for gen in range(1, 1 << 16):
@@ -159,7 +163,9 @@ def print_row(name: str, values: list[float], digits: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--providers", default="net,shm")
     arguments = parser.parse_args()

@@ -314,7 +314,9 @@ static void rest(struct tdm_core *core, uint64_t *idle_since_ns) {
     timeout_ns = live ? SLEEP_LIVE_FD_NS : SLEEP_IDLE_FD_NS;
   } else {
     uint64_t most = live ? SLEEP_LIVE_NS : expecting ? SLEEP_EXPECTING_NS : SLEEP_IDLE_NS;
-    timeout_ns = idle_ns / 16 < SLEEP_MIN_NS ? SLEEP_MIN_NS : idle_ns / 16 < most ? idle_ns / 16 : most;
+    timeout_ns = idle_ns / 4; /* never late by more than a quarter of the silence */
+    if (timeout_ns < SLEEP_MIN_NS) timeout_ns = SLEEP_MIN_NS;
+    if (timeout_ns > most) timeout_ns = most;
   }
   if (polled_counter && timeout_ns > SLEEP_COUNTER_NS) timeout_ns = SLEEP_COUNTER_NS;
 
