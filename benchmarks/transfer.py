@@ -1,6 +1,6 @@
 """What of the KV transfer is left when prefill has computed its last layer, beside one layer's compute.
 
-    python benchmarks/transfer.py [--rounds N] [--prompts N]
+    python benchmarks/transfer.py [--rounds N] [--prompts N] [--providers net ...] [--chunks 512 ...]
 
 A prompt of 2,048 tokens to move (one more is decode's own first step) is prefilled on one core and decoded on
 the other, one at a time, with chunks of 512 and 2,048 tokens, over net and shm. The figures are the answer's
@@ -90,12 +90,14 @@ def row(provider: str, chunk: int, rounds: list[list[dict[str, float]]]) -> list
     ]
 
 
-async def compare(model: Path, rounds: int, prompts: int) -> list[list[str]]:
-    cases = [(provider, chunk) for provider in PROVIDERS for chunk in CHUNKS]
+async def compare(model: Path, cases: list[tuple[str, int]], rounds: int, prompts: int) -> list[list[str]]:
     done: dict[tuple[str, int], list[list[dict[str, float]]]] = {case: [] for case in cases}
     for number in range(rounds):
         for case in cases:
-            done[case].append(await measure(model, *case, prompts, seed=number))
+            timings = await measure(model, *case, prompts, seed=number)
+            done[case].append(timings)
+            exposed = ", ".join(f"{timing['exposed_s'] * 1e3:.2f}" for timing in timings)
+            print(f"round {number + 1}: {case[0]}, chunk {case[1]}: exposed {exposed} ms", flush=True)
     return [row(*case, done[case]) for case in cases]
 
 
@@ -103,14 +105,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=6, help="measured in each round")
+    parser.add_argument("--providers", nargs="*", default=PROVIDERS)
+    parser.add_argument("--chunks", type=int, nargs="*", default=CHUNKS, help="prefill's tokens a step")
     options = parser.parse_args()
+    cases = [(provider, chunk) for provider in options.providers for chunk in options.chunks]
     print(
         f"{TOKENS} tokens, {LAYERS} layers; medians of {options.prompts} prompts, spread over "
         f"{options.rounds} rounds; load average before: {os.getloadavg()[0]:.2f}"
     )
     with tempfile.TemporaryDirectory(prefix="tandem-model-") as directory:
         write_checkpoint(Path(directory))
-        rows = asyncio.run(compare(Path(directory), options.rounds, options.prompts))
+        rows = asyncio.run(compare(Path(directory), cases, options.rounds, options.prompts))
     header = ["transfer", "prefill ms", "a layer ms", "exposed ms", "worst ms", "within bar"]
     header += ["MB", "last layer at GB/s", "can hide"]
     print(table(header, rows))
