@@ -29,7 +29,7 @@ SOON_S = 5.0
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(SOON_S):
-        while not condition():  # noqa: ASYNC110  (what is waited for happens in other processes, too)
+        while not condition():
             await asyncio.sleep(0.01)
 
 
