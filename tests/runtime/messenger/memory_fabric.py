@@ -329,8 +329,7 @@ class MemoryFabric:
 
     def _read(self, out: Out, page: int) -> None:
         if self.pinned.get(page) != out.transfer:
-            self.ether.wrongs.append(f"source page {page} of transfer {out.transfer} was read after its
-            release")
+            self.ether.wrongs.append(f"page {page} of transfer {out.transfer} was read after its release")
 
     def take(self, immediate: int, layer: int, page: int) -> None:
         transfer = immediate & ((1 << 30) - 1)

@@ -35,8 +35,14 @@ _nodes = itertools.count(1)
 
 
 def manifest(layout: KVLayout, **changes: object) -> Manifest:
-    fields: dict[str, object] = dict.fromkeys(MUST_EQUAL, "same") fields |= {"layout": LAYOUT, "layers":
-    layout.layers, "pages": layout.pages, "page_tokens": layout.page_tokens} return fields | changes
+    fields: dict[str, object] = dict.fromkeys(MUST_EQUAL, "same")
+    fields |= {
+        "layout": LAYOUT,
+        "layers": layout.layers,
+        "pages": layout.pages,
+        "page_tokens": layout.page_tokens,
+    }
+    return fields | changes
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -50,9 +56,14 @@ class Side:
     """One process' worth of fabric and memory."""
 
     def __init__(self, provider: str, layout: KVLayout, ranks: int, pod: str) -> None:
-        node = next(_nodes) << 32 | secrets.randbits(32) self.layout = layout self.fabric =
-        Fabric(provider=provider, bind_address="127.0.0.1", node_id=node, incarnation=1, name="test")
-        self.pools: list[mmap.mmap] = [] self.regions: list[Region] = [] for rank in range(ranks):
+        node = next(_nodes) << 32 | secrets.randbits(32)
+        self.layout = layout
+        self.fabric = Fabric(
+            provider=provider, bind_address="127.0.0.1", node_id=node, incarnation=1, name="test"
+        )
+        self.pools: list[mmap.mmap] = []
+        self.regions: list[Region] = []
+        for rank in range(ranks):
             fd = os.memfd_create("pool")
             os.ftruncate(fd, layout.pool_nbytes)
             key, base = self.fabric.register_fd(rank, fd, layout.pool_nbytes)
@@ -124,8 +135,9 @@ class Job:
 class PrefillEngine:
     """A PrefillListener with a counter of layers and pages to write from."""
 
-    def __init__(self, side: Side, ranks: int, keys: PeerKeys, mine: Manifest, max_transfers: int = 8) ->
-    None:
+    def __init__(
+        self, side: Side, ranks: int, keys: PeerKeys, mine: Manifest, max_transfers: int = 8
+    ) -> None:
         self.side = side
         self.ranks = ranks
         self.counter = LayerCounter()
@@ -184,8 +196,15 @@ class PrefillEngine:
         goal = len(job.incoming.tokens) - 1
         starts = range(self.hit_tokens, goal, self.chunk_tokens)
         return [
-            Chunk(job.incoming.request_id, s, min(s + self.chunk_tokens, goal), tuple(job.pages), s +
-            self.chunk_tokens >= goal) for s in starts ]
+            Chunk(
+                job.incoming.request_id,
+                s,
+                min(s + self.chunk_tokens, goal),
+                tuple(job.pages),
+                s + self.chunk_tokens >= goal,
+            )
+            for s in starts
+        ]
 
     def step(self, key: int, chunk: Chunk, layers: int | None = None) -> int:
         """Publishes a step of one chunk and computes its first `layers` layers. Returns its counter base."""
@@ -209,13 +228,18 @@ class PrefillEngine:
 class Pair:
     """One prefill and one decode, attached."""
 
-    def __init__(self, provider: str, *, layers: int = 2, ranks: int = 1, pages: int = 32, **prefill:
-    object) -> None:
-        self.layout = KVLayout(layers=layers, pages=pages, kv_heads=2, page_tokens=4, head_dim=8,
-        dtype="float32") keys = PeerKeys.of(b"k" * 32) self.prefill_side = Side(provider, self.layout,
-        ranks, "prefill-0") self.decode_side = Side(provider, self.layout, ranks, "decode-0") self.prefill =
-        PrefillEngine(self.prefill_side, ranks, keys, manifest(self.layout, **prefill)) self.decode =
-        DecodeEngine(self.decode_side, ranks, keys, manifest(self.layout)) self.ranks = ranks
+    def __init__(
+        self, provider: str, *, layers: int = 2, ranks: int = 1, pages: int = 32, **prefill: object
+    ) -> None:
+        self.layout = KVLayout(
+            layers=layers, pages=pages, kv_heads=2, page_tokens=4, head_dim=8, dtype="float32"
+        )
+        keys = PeerKeys.of(b"k" * 32)
+        self.prefill_side = Side(provider, self.layout, ranks, "prefill-0")
+        self.decode_side = Side(provider, self.layout, ranks, "decode-0")
+        self.prefill = PrefillEngine(self.prefill_side, ranks, keys, manifest(self.layout, **prefill))
+        self.decode = DecodeEngine(self.decode_side, ranks, keys, manifest(self.layout))
+        self.ranks = ranks
 
     @property
     def address(self) -> PeerAddress:
@@ -228,14 +252,17 @@ class Pair:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.decode.messenger.close() await self.prefill.messenger.close() faults =
-        [side.messenger.snapshot()["counters"]["faults"] for side in (self.prefill, self.decode)]  # type:
-        ignore[index]  # snapshot is JSON self.decode_side.fabric.close() self.prefill_side.fabric.close()
+        await self.decode.messenger.close()
+        await self.prefill.messenger.close()
+        faults = [side.messenger.snapshot()["counters"]["faults"] for side in (self.prefill, self.decode)]  # type: ignore[index]  # snapshot is JSON
+        self.decode_side.fabric.close()
+        self.prefill_side.fabric.close()
         assert faults == [0, 0]
 
     async def attached(self) -> None:
-        await until(lambda: self.decode.messenger.has_peer and self.decode.messenger.can_dispatch(),
-        "attached")
+        await until(
+            lambda: self.decode.messenger.has_peer and self.decode.messenger.can_dispatch(), "attached"
+        )
 
     def dispatch(self, tag: int, tokens: int, pages: list[int], cached_tokens: int = 0) -> int:
         prompt = [tag, *range(1, tokens)]

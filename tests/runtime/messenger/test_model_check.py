@@ -2,7 +2,7 @@
 state.
 
 Sizes and seconds are printed (`pytest -s`). `TANDEM_DEEP_CHECK=1` adds the deep bounds, which take many
-minutes.
+minutes: give `--timeout 7200`.
 """
 
 from __future__ import annotations
@@ -21,42 +21,39 @@ ALONE = [
     pytest.param(Bounds(memories=2), id="prefill forgets decode, and hears from it again"),
     pytest.param(Bounds(decode_incarnations=2, prefill_incarnations=2), id="both crash and come back"),
     pytest.param(Bounds(transfers=2, pages=1, **CALM), id="1 prefill, 1 decode, 2 transfers"),
-    pytest.param(Bounds(transfers=2, pages=1, shm=True, **CALM), id="1 prefill, 1 decode, 2 transfers, over
-    shm"), ] TOGETHER = [ pytest.param(Bounds(**CALM), "decode", id="2 prefills, 1 decode, 1 transfer
-    each"), pytest.param(
+    pytest.param(
+        Bounds(transfers=2, pages=1, shm=True, **CALM), id="1 prefill, 1 decode, 2 transfers, over shm"
+    ),
+]
+TOGETHER = [
+    pytest.param(Bounds(**CALM), "decode", id="2 prefills, 1 decode, 1 transfer each"),
+    pytest.param(
         Bounds(pages=1, prefill_incarnations=2, **CALM),
         "prefill",
         id="1 prefill that crashes, 2 decodes, 1 transfer each",
     ),
 ]
+CRASHES = {"epochs": 2, "decode_incarnations": 2, "prefill_incarnations": 2}
 DEEP = [
-    pytest.param(Bounds(epochs=2, decode_incarnations=2, prefill_incarnations=2), id="crashes and epochs"),
-    pytest.param(
-        Bounds(epochs=2, decode_incarnations=2, prefill_incarnations=2, shm=True), id="crashes and epochs,
-        shm" ), pytest.param(Bounds(transfers=2, pages=1, epochs=2, **CALM), id="two transfers, two
-        epochs"), pytest.param(Bounds(transfers=2, **CALM), id="two transfers of two pages"), ]
-        SHALLOW_STATES, DEEP_STATES = 600_000, 20_000_000 deep = pytest.mark.skipif("TANDEM_DEEP_CHECK" not
-        in os.environ, reason="TANDEM_DEEP_CHECK is not set")
+    pytest.param(Bounds(**CRASHES), id="crashes and epochs"),
+    pytest.param(Bounds(shm=True, **CRASHES), id="crashes and epochs over shm"),
+    pytest.param(Bounds(transfers=2, pages=1, epochs=2, **CALM), id="two transfers, two epochs"),
+    pytest.param(Bounds(transfers=2, **CALM), id="two transfers of two pages"),
+]
+MAX_STATES = 20_000_000
+if "TANDEM_DEEP_CHECK" in os.environ:
+    ALONE += DEEP
 
 
 @pytest.mark.parametrize("bounds", ALONE)
 def test_one_pair_keeps_every_invariant(bounds: Bounds) -> None:
-    finding = explore(Model(bounds), SHALLOW_STATES)
+    finding = explore(Model(bounds), MAX_STATES)
     print(finding)
     assert finding.broken is None, finding
 
 
 @pytest.mark.parametrize(("bounds", "shared"), TOGETHER)
 def test_two_pairs_keep_every_invariant(bounds: Bounds, shared: str) -> None:
-    finding = explore(Together(Model(bounds), 2, shared), SHALLOW_STATES)
-    print(finding)
-    assert finding.broken is None, finding
-
-
-@deep
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("bounds", DEEP)
-def test_one_pair_keeps_every_invariant_within_deep_bounds(bounds: Bounds) -> None:
-    finding = explore(Model(bounds), DEEP_STATES)
+    finding = explore(Together(Model(bounds), 2, shared), MAX_STATES)
     print(finding)
     assert finding.broken is None, finding
