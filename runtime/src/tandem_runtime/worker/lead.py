@@ -29,6 +29,7 @@ from tandem_crds.role_config import Role, RoleConfig
 
 from ..engine.pages import PagePool
 from ..engine.scheduler import Scheduler, SchedulerConfig
+from ..fabric import topology
 from ..fabric.fabric import Fabric, FabricError
 from ..fabric.providers import ProviderError, choose_provider
 from ..instance import Addresses, Instance
@@ -244,12 +245,17 @@ class Lead:
             self._metrics.info.labels(role=config.role.value, provider="", libfabric="").set(1)
             return
         assert self._keys is not None
-        provider = choose_provider([instance.provider] if instance.provider else config.fabric.providers)
+        port_range = (config.fabric.port_low, config.fabric.port_high)
+        wanted = [instance.provider] if instance.provider else config.fabric.providers
+        provider = choose_provider(wanted, instance.host, port_range)
+        # One NIC group so far: a worker drives the NICs nearest to its GPUs, or the whole host where there are none.
+        group = topology.groups()[0]
         node_id = zlib.crc32(instance.uid.encode()) << 32 | secrets.randbits(32)
         self._fabric = fabric = Fabric(
             provider=provider,
             bind_address=instance.host,
-            port_range=(config.fabric.port_low, config.fabric.port_high),
+            port_range=port_range,
+            cpus=group.cpus,
             node_id=node_id,
             incarnation=self.incarnation,
             spin_us=config.fabric.spin_us,
