@@ -39,7 +39,7 @@ def test_a_rank_answers_as_transformers_does_and_exits_when_told(tiny_llama: Pat
         with pytest.raises(BlockingIOError):
             os.eventfd_read(rank.fds[2])
         rank.send(Shutdown())
-        assert rank.process.wait(timeout=20) == 0
+        assert rank.process.wait(timeout=60) == 0
 
 
 def test_the_keys_and_values_of_a_prefill_are_in_the_memory_that_the_lead_got(
@@ -87,14 +87,14 @@ def test_a_checkpoint_that_cannot_be_loaded_is_one_line_and_exit_status_2(
     with start_ranks(broken, tmp_path) as [rank]:
         failed = rank.loaded()
         assert failed == LoadFailed(f"{tmp_path / 'nothing'}: no such directory")
-        assert rank.process.wait(timeout=20) == 2
+        assert rank.process.wait(timeout=60) == 2
 
 
 def test_a_rank_ends_when_the_lead_hangs_up(tiny_llama: Path, tmp_path: Path) -> None:
     with start_ranks(role_config(tiny_llama, Role.DECODE), tmp_path) as [rank]:
         rank.loaded()
         rank.connection.shutdown(socket.SHUT_RDWR)
-        assert rank.process.wait(timeout=20) == 0
+        assert rank.process.wait(timeout=60) == 0
 
 
 def test_a_rank_is_killed_when_its_parent_dies(tiny_llama: Path, tmp_path: Path) -> None:
