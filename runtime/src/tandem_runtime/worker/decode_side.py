@@ -5,7 +5,7 @@ Knows: which ticket belongs to which request, retries, the fallback policy. Does
 pages' geometry.
 
     waiting ──next_remote()──► BLOCKED ──dispatch()──► ticket ──ready()──► RUNNING
-                                  ▲                       ├──failed()──► requeue on new pages (twice), else an error
+                                  ▲                       ├──failed()──► requeue on new pages (twice), or error
                                   └─────── requeue ───────┤
                                                           └──released()──► the ticket lets go of the pages
 

@@ -248,7 +248,7 @@ class Lead:
         port_range = (config.fabric.port_low, config.fabric.port_high)
         wanted = [instance.provider] if instance.provider else config.fabric.providers
         provider = choose_provider(wanted, instance.host, port_range)
-        # One NIC group so far: a worker drives the NICs nearest to its GPUs, or the whole host where there are none.
+        # One group so far: the NICs nearest to the GPUs, or the whole host where there are none.
         group = topology.groups()[0]
         node_id = zlib.crc32(instance.uid.encode()) << 32 | secrets.randbits(32)
         self._fabric = fabric = Fabric(
