@@ -5,7 +5,7 @@ Knows: which ticket belongs to which request, retries, the fallback policy. Does
 pages' geometry.
 
     waiting ──next_remote()──► BLOCKED ──dispatch()──► ticket ──ready()──► RUNNING
-                                  ▲                       ├──failed()──► requeue on new pages (twice), or error
+                                  ▲                       ├──failed()──► requeue on new pages (twice), or end
                                   └─────── requeue ───────┤
                                                           └──released()──► the ticket lets go of the pages
 
