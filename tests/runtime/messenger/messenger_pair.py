@@ -45,6 +45,10 @@ def manifest(layout: KVLayout, **changes: object) -> Manifest:
     return fields | changes
 
 
+def layout_of(*, layers: int, pages: int = 32) -> KVLayout:
+    return KVLayout(layers=layers, pages=pages, kv_heads=2, page_tokens=4, head_dim=8, dtype="float32")
+
+
 async def until(condition: Callable[[], bool], what: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
@@ -121,6 +125,11 @@ class DecodeEngine:
 
     def story(self, ticket: int) -> list[str]:
         return [word for word, of in self.log if of == ticket]
+
+    def assert_landed(self, tag: int, pages: list[int], layers: int, rank: int = 0, first: int = 0) -> None:
+        for layer, (place, page) in itertools.product(range(layers), enumerate(pages)):
+            wanted = pattern(tag, rank, layer, first + place)
+            assert self.side.page(rank, layer, page).startswith(wanted), (tag, rank, layer, page)
 
     async def released_all(self, *tickets: int) -> None:
         await until(lambda: all("released" in self.story(t) for t in tickets), "released")
@@ -231,9 +240,7 @@ class Pair:
     def __init__(
         self, provider: str, *, layers: int = 2, ranks: int = 1, pages: int = 32, **prefill: object
     ) -> None:
-        self.layout = KVLayout(
-            layers=layers, pages=pages, kv_heads=2, page_tokens=4, head_dim=8, dtype="float32"
-        )
+        self.layout = layout_of(layers=layers, pages=pages)
         keys = PeerKeys.of(b"k" * 32)
         self.prefill_side = Side(provider, self.layout, ranks, "prefill-0")
         self.decode_side = Side(provider, self.layout, ranks, "decode-0")
@@ -269,7 +276,5 @@ class Pair:
         return self.decode.messenger.dispatch(f"r{tag}", prompt, cached_tokens, pages)
 
     def assert_landed(self, tag: int, pages: list[int], first: int = 0) -> None:
-        for rank, layer in itertools.product(range(self.ranks), range(self.layout.layers)):
-            for place, page in enumerate(pages):
-                wanted = pattern(tag, rank, layer, first + place)
-                assert self.decode_side.page(rank, layer, page).startswith(wanted), (tag, rank, layer, page)
+        for rank in range(self.ranks):
+            self.decode.assert_landed(tag, pages, self.layout.layers, rank, first)
