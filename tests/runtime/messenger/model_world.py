@@ -56,6 +56,7 @@ class Bounds:
     memories: int = 1  # how often prefill may forget a peer, and one
     attempts: int = 1
     shm: bool = False
+    one_endpoint: bool = False  # EFA: closing a link ends nothing, so pages of a broken one stay out of use
     losses: bool = True
     refusals: bool = True
     engine_failures: bool = True
@@ -183,8 +184,11 @@ class Model:
         prefill_step: PrefillStep = prefill.step,
     ) -> None:
         self.bounds = bounds
-        self._limits = decode.Limits(bounds.attempts, bounds.attempts, bounds.attempts)
-        self._fences = prefill.Fences(close=not bounds.shm)
+        self._limits = decode.Limits(
+            bounds.attempts, bounds.attempts, bounds.attempts, close_is_fence=not bounds.one_endpoint
+        )
+        closes = not bounds.shm and not bounds.one_endpoint
+        self._fences = prefill.Fences(close=closes, peer_close=not bounds.one_endpoint)
         self._decode_step, self._prefill_step = decode_step, prefill_step
         self.decodes: list[decode.Peer] = []
         self.prefills: list[prefill.Peer] = []
@@ -205,10 +209,11 @@ class Model:
         return World(self._new_decode, None, self._new_prefill, Life(), (), (), 0, 1, tickets)
 
     def ended(self, world: World) -> bool:
-        """Every ticket has its end, and every page, of both sides, is back."""
-        return all(t.fate != LIVE and (t.released or t.fate == UNBORN) for t in world.tickets) and all(
-            out.released for out in world.outs
-        )
+        """Every ticket has its end, and every page, of both sides, is back, or known to be out of use."""
+        if self.bounds.one_endpoint:
+            return all(t.fate != LIVE for t in world.tickets)
+        tickets = all(t.fate != LIVE and (t.released or t.fate == UNBORN) for t in world.tickets)
+        return tickets and all(out.released for out in world.outs)
 
     def moves(self, world: World) -> Iterator[Move]:
         yield from self._decode_moves(world)
@@ -296,7 +301,7 @@ class Model:
             scene.endpoints = tuple(s for s in world.endpoints if s != session)
             for out in outs:
                 # On net, tcp and verbs what was not read yet never will be.
-                writes = out.writes if self.bounds.shm else _lose(out.writes, UNREAD)
+                writes = _lose(out.writes, UNREAD) if self._fences.close else out.writes
                 scene.change_out(out.life, out.key, drained=True, writes=writes)
                 done = clean or not out.writes
                 event = prefill.Drained(out.key, len(out.writes), False, done, True)
@@ -378,7 +383,7 @@ class Model:
                 if write == UNREAD and lands and out.life.incarnation == world.life.incarnation:
                     _check_source(out)
                     yield self._land(world, out, page)
-            elif write == UNREAD and sending:
+            elif write == UNREAD and (sending or (self.bounds.one_endpoint and out.life == world.life)):
                 _check_source(out)
                 read = (*writes[:page], READ, *writes[page + 1 :])
                 yield self._written(world, out, read, f"read {out.transfer}.{page}")
@@ -392,6 +397,8 @@ class Model:
 
     def _lands(self, world: World, out: Out) -> bool:
         """Whether decode's end of the link that `out` writes through is open."""
+        if self.bounds.one_endpoint:
+            return out.session.incarnation == world.incarnation
         state = self.decodes[world.decode]
         here = state.link in (decode.Link.ATTACHING, decode.Link.UP, decode.Link.CLOSING)
         return here and out.session == (world.incarnation, state.epoch) and out.life == world.connected
@@ -586,6 +593,8 @@ class Model:
         )
 
     def _over(self, out: Out, here: tuple[int, int]) -> bool:
+        if self.bounds.one_endpoint and out.session.incarnation == here[0]:
+            return not (UNREAD in out.writes or READ in out.writes)
         return out.session != here or not (UNREAD in out.writes or READ in out.writes)
 
     def _matters(self, frame: Frame, scene: Scene, here: tuple[int, int]) -> bool:

@@ -17,6 +17,7 @@ CALM = {"losses": False, "refusals": False, "engine_failures": False}
 ALONE = [
     pytest.param(Bounds(epochs=2), id="one transfer of two pages, every fault, two epochs"),
     pytest.param(Bounds(epochs=2, shm=True), id="the same over shm, where the target reads"),
+    pytest.param(Bounds(one_endpoint=True), id="one endpoint for all, as on EFA: pages stay out of use"),
     pytest.param(Bounds(pages=1, epochs=2, attempts=2), id="asking twice before asking otherwise"),
     pytest.param(Bounds(memories=2), id="prefill forgets decode, and hears from it again"),
     pytest.param(Bounds(decode_incarnations=2, prefill_incarnations=2), id="both crash and come back"),

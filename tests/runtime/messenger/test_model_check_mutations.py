@@ -103,6 +103,12 @@ def releases_on_its_own_cancel(peer: decode.Peer, event: decode.Event, limits: d
     return _released(peer, step, event.transfer) if isinstance(event, decode.Cancel) else step
 
 
+def trusts_the_close_of_a_shared_endpoint(
+    peer: decode.Peer, event: decode.Event, limits: decode.Limits
+) -> decode.Step:
+    return decode.step(peer, event, replace(limits, close_is_fence=True))
+
+
 def never_gives_up_a_cancel(peer: decode.Peer, event: decode.Event, limits: decode.Limits) -> decode.Step:
     if isinstance(event, decode.TransferTimeout | decode.LinkTimeout) and peer.link is decode.Link.UP:
         return peer, ()
@@ -209,6 +215,8 @@ FAILING = Bounds(losses=False, refusals=False)
 REFUSING = Bounds(losses=False, engine_failures=False)
 SHM = Bounds(losses=False, refusals=False, engine_failures=False, shm=True, memories=2)
 
+EFA = Bounds(losses=False, refusals=False, engine_failures=False, one_endpoint=True)
+
 DECODE_MUTANTS: list[tuple[DecodeStep, Bounds, str]] = [
     (releases_on_timeout, NET, NO_PAGE_REUSED_UNDER_A_WRITER),
     (releases_on_cancel_ack, NET, NO_PAGE_REUSED_UNDER_A_WRITER),
@@ -217,6 +225,7 @@ DECODE_MUTANTS: list[tuple[DecodeStep, Bounds, str]] = [
     (releases_before_the_link_is_closed, NET, NO_PAGE_REUSED_UNDER_A_WRITER),
     (releases_on_its_own_cancel, NET, NO_PAGE_REUSED_UNDER_A_WRITER),
     (greets_before_the_old_link_is_closed, SHM, NO_PAGE_REUSED_UNDER_A_READER),
+    (trusts_the_close_of_a_shared_endpoint, EFA, NO_PAGE_REUSED_UNDER_A_WRITER),
     (never_gives_up_a_cancel, Bounds(), EVERY_TICKET_ENDS),
     (tells_the_engine_twice, FAILING, EVERY_TICKET_ENDS_ONCE),
 ]
@@ -228,6 +237,7 @@ PREFILL_MUTANTS: list[tuple[PrefillStep, Bounds, str]] = [
     (acknowledges_without_stopping, NET, NO_PAGE_REUSED_UNDER_A_WRITER),
     (calls_what_it_holds_unknown, NET, NO_PAGE_REUSED_UNDER_A_WRITER),
     (releases_when_posted, NET, NO_PAGE_REUSED_UNDER_A_READER),
+    (trusts_its_own_close, EFA, NO_PAGE_REUSED_UNDER_A_READER),
     (trusts_its_own_close, SHM, NO_PAGE_REUSED_UNDER_A_READER),
     (takes_the_same_epoch_for_a_later_one, SHM, NO_PAGE_REUSED_UNDER_A_READER),
     (keeps_the_old_transfers, NET, EVERY_TICKET_ENDS),
