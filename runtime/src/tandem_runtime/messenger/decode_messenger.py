@@ -139,7 +139,6 @@ class DecodeMessenger:
         self._draining = False
         self._closing = False
         self._all_down = asyncio.Event()
-        self.quarantined = 0
 
     # --- what the lead calls ----------------------------------------------------------------------
 
@@ -287,7 +286,7 @@ class DecodeMessenger:
             "counters": {
                 "stale": stats.immediates_stale,
                 "unknown": stats.immediates_unknown,
-                "quarantined": self.quarantined,
+                "quarantined": self._quarantined(),
                 "writes": stats.immediates,
                 "bytes": stats.immediates * self._layout.page_nbytes,
                 **self._courier.tally.counts(),
@@ -531,7 +530,6 @@ class DecodeMessenger:
             case decode.Release(transfer):
                 self._release(peer, transfer)
             case decode.Quarantine(transfer):
-                self.quarantined += 1
                 log.error("the pages of transfer %#x stay out of use: a peer may still write them", transfer)
 
     def _open(self, peer: _Peer) -> None:
@@ -608,8 +606,12 @@ class DecodeMessenger:
         if self._closing and all(peer.state.link is decode.Link.DOWN for peer in self._everyone()):
             self._all_down.set()
 
+    def _quarantined(self) -> int:
+        phases = (t.phase for peer in self._everyone() for t in peer.state.transfers)
+        return sum(phase is decode.Phase.QUARANTINED for phase in phases)
+
     def _choose(self, avoid: frozenset[str]) -> _Peer | None:
-        if self._draining or self._slots.free == 0 or self.quarantined >= QUARANTINE_MAX:
+        if self._draining or self._slots.free == 0 or self._quarantined() >= QUARANTINE_MAX:
             return None
         candidates = [
             Candidate(uid, peer.address.zone == self._zone, peer.credits, peer.dispatched)
