@@ -22,22 +22,23 @@ SOURCE_PAGES = LONG // 16  # of all tokens but the last
 async def test_a_stopped_prefill_loses_its_request_and_its_late_writes_land_nowhere(
     deployment: Deployment,
 ) -> None:
-    prompt, others = deployment.long_prompt(), [deployment.long_prompt() for _ in range(3)]
+    prompt, others = deployment.long_prompt(), [deployment.long_prompt() for _ in range(2)]
     async with deployment.load():
         asked = asyncio.create_task(deployment.ask(prompt, LONG_OUTPUT))
         prefill, decode = await deployment.in_transfer()
         other = deployment.other(prefill)
         with deployment.stopped(prefill):
             reply = await asked
-            assert deployment.right(reply, prompt)
-            assert reply.timing["prefill_node"] == other.plan.name
-            # Together they fill decode's pool: what the first attempt left free is in use again.
+            # The first pages to be used again are those of the attempt that failed.
             crowd = [asyncio.create_task(deployment.ask(p, LONG_OUTPUT, at=decode)) for p in others]
             await deployment.in_transfer([other])
-        for long, answer in zip(others, await asyncio.gather(*crowd), strict=True):
-            assert deployment.right(answer, long)
+        answers = await asyncio.gather(*crowd)
         await until(deployment.all_paired, "the stopped one is attached again")
     await deployment.quiet()
+    assert deployment.right(reply, prompt)
+    assert reply.timing["prefill_node"] == other.plan.name
+    for long, answer in zip(others, answers, strict=True):
+        assert deployment.right(answer, long)
     await deployment.serves()
 
 
