@@ -447,7 +447,8 @@ class DecodeMessenger:
         if peer.up:
             peer.seen_s = self._fabric.link_health(peer.link)[0] / 1e9
             since = max(since, peer.seen_s)
-            was, peer.health = peer.health, health(now - since, peer.age_s + now - peer.pong_s)
+            age_s = peer.age_s + now - max(peer.pong_s, self._courier.resumed_s)
+            was, peer.health = peer.health, health(now - since, age_s)
             if peer.health is not was:
                 log.info("%s is %s", peer.address.pod, peer.health)
                 self._calls.add(self._listener.changed)
@@ -535,6 +536,7 @@ class DecodeMessenger:
     def _open(self, peer: _Peer) -> None:
         peer.link = self._courier.new_link()
         peer.assembly = Assembly()
+        peer.health = Health.HEALTHY
         self._by_link[peer.link] = peer
         self._fabric.link_open(peer.link)
 

@@ -423,7 +423,8 @@ class PrefillMessenger:
                 link.pinged_s = now
                 self._courier.ping(link.id, link.session.epoch)
             since = max(since, self._fabric.link_health(link.id)[0] / 1e9)
-            peer.health = health(now - since, link.age_s + now - link.pong_s if link.pong_s else 0.0)
+            age_s = link.age_s + now - max(link.pong_s, self._courier.resumed_s) if link.pong_s else 0.0
+            peer.health = health(now - since, age_s)
         if now - since >= patience.prefill_link_s(peer.state):
             log.info("%s is silent", peer.pod)
             self._apply(peer, prefill.LinkTimeout())
