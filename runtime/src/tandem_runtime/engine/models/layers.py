@@ -148,7 +148,8 @@ class Head(nn.Module):
         first = min(vocab_size, group.rank * self.part)
         self.share = slice(first, min(vocab_size, first + self.part))
         self.tied = embedding
-        self.matrix = Matrix(dim, self.share.stop - first if embedding is None else 0, bias=False)
+        rows = 0 if embedding is not None else self.share.stop - first
+        self.matrix = Matrix(dim, rows, bias=False, prompts=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.matrix(hidden)

@@ -148,7 +148,7 @@ class LlamaForCausalLM(nn.Module):
         self.head.tie()
         for module in self.modules():
             if isinstance(module, Matrix):
-                module.pack()
+                module.arrange()
 
     def parts(self) -> Parts:
         """Where every tensor of the checkpoint goes."""
