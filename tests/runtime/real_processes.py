@@ -60,9 +60,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def module_of(pid: int) -> str:
-    """The last part of the module that `python -m` runs there."""
+    """The last part of the module that runs there, by `python -m tandem_runtime.process MODULE ...`."""
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return words[words.index("-m") + 1].rpartition(".")[2]
+    return words[words.index("tandem_runtime.process") + 1].rpartition(".")[2]
 
 
 def running(pid: int) -> bool:

@@ -1,6 +1,9 @@
 """Processes that never outlive whoever started them, however that one dies.
 
-A child calls `die_with_parent()` first thing: from then on the kernel kills it when the parent's starting
+    python -m tandem_runtime.process MODULE [ARGUMENT ...]
+
+A child is started through this module, which calls `die_with_parent()` before MODULE and what it imports
+(torch takes seconds) is even read: from then on the kernel kills it when the parent's starting
 thread ends. Between fork and that call the parent may already be gone; so the parent puts its own pid into
 the environment and the child compares.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +24,11 @@ PR_SET_PDEATHSIG = 1
 def child_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """The environment to start a child with: ours, `extra`, and our pid for `die_with_parent`."""
     return {**os.environ, **(extra or {}), PARENT_PID: str(os.getpid())}
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs `module` in a child that dies with us."""
+    return [sys.executable, "-m", "tandem_runtime.process", module, *arguments]
 
 
 def die_with_parent() -> None:
@@ -56,3 +65,9 @@ def rss_nbytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

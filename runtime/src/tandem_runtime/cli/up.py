@@ -7,7 +7,6 @@ import contextlib
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from ..process import die_with_parent, rss_nbytes
 from ..up.ask import AskError, ask, timing_table
 from ..up.deployment import WorkerPlan, plan_workers
 from ..up.progress import Progress
+from ..up.run_directory import run_directory
 from ..up.supervisor import DeploymentError, Supervisor
 from .inspect import model_facts
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
     with contextlib.ExitStack() as stack:
-        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
+        run_dir = stack.enter_context(run_directory())
         log_dir = arguments.log_dir or run_dir / "logs"
         return asyncio.run(_serve(model, plans, run_dir, log_dir, port, arguments.ask))
 
@@ -201,6 +201,6 @@ def _children(pid: int) -> dict[str, int]:
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        module = words[words.index("-m") + 1] if "-m" in words else words[0]
+        module = words[words.index("tandem_runtime.process") + 1]
         found[module.rpartition(".")[2]] = int(child)
     return found

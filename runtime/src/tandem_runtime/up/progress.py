@@ -30,7 +30,7 @@ class Progress:
 
     def workers(self, workers: Iterable[Worker]) -> None:
         """One picture of all workers."""
-        states = {worker.plan.name: _percent(worker) for worker in workers}
+        states = {worker.plan.name: _percent(worker) for worker in workers if not _ended(worker)}
         if self._terminal:
             line = "  ".join(f"{name} {_word(value)}" for name, value in states.items())
             self._clear()
@@ -46,6 +46,10 @@ class Progress:
     def _clear(self) -> None:
         if self._terminal:
             self._stream.write("\r\x1b[K")
+
+
+def _ended(worker: Worker) -> bool:
+    return worker.process is not None and worker.process.returncode is not None
 
 
 def _percent(worker: Worker) -> int:

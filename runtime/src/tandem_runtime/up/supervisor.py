@@ -15,7 +15,6 @@ import enum
 import os
 import secrets
 import signal
-import sys
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ import aiohttp
 import msgspec
 
 from ..instance import Addresses, Instance, PeerFile
-from ..process import child_environment
+from ..process import child_environment, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,11 +134,7 @@ class Supervisor:
         worker.process = await self._spawn(
             [
                 *_confined(worker.plan),
-                sys.executable,
-                "-m",
-                "tandem_runtime.worker",
-                "--config",
-                str(config_path),
+                *command("tandem_runtime.worker", "--config", str(config_path)),
             ],
             worker.log_path,
             instance.environment(),
@@ -190,17 +185,18 @@ class Supervisor:
                 return DeploymentError(f"{name}: {errors[-1].removeprefix('error: ')}", EXIT_CONFIGURATION)
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         tail = "\n".join(f"  | {line}" for line in lines[-LAST_LOG_LINES:])
-        return DeploymentError(f"{name} {how}; its last log lines ({path}):\n{tail}")
+        return DeploymentError(f"{name} {how}; its last log lines (--log-dir keeps them all):\n{tail}")
 
     async def _start_router(self) -> None:
         self.router = await self._spawn(
-            [
-                sys.executable, "-m", "tandem_runtime.router", "--host", self.host, "--port", str(self.port),
-                "--peers", str(self.run_dir / "peers.json"),
-            ],
+            command(
+                "tandem_runtime.router",
+                *("--host", self.host, "--port", str(self.port)),
+                *("--peers", str(self.run_dir / "peers.json")),
+            ),
             self.log_dir / "router.log",
             {},
-        )  # fmt: skip
+        )
         self._tasks.append(asyncio.create_task(self._watch("router", self.router)))
 
     async def _spawn(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -27,10 +26,10 @@ from pydantic import ValidationError
 from tandem_crds.role_config import Role, RoleConfig
 
 from ..instance import Instance
-from ..process import child_environment, die_with_parent
+from ..process import child_environment, command, die_with_parent
 
 log = logging.getLogger("tandem.pod")
-STOP_S = 5.0
+FAREWELL_S = 1.0
 EXIT_CONFIGURATION = 2
 
 
@@ -45,9 +44,9 @@ class Part:
 
 def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Part]:
     """The processes of this worker: lead, ranks, and a server where clients are served."""
-    module = [sys.executable, "-m"]
+    run_dir = Path(instance.run_dir)
     lead = Part(
-        "lead", [*module, "tandem_runtime.worker.lead", "--config", str(config_path)], instance.environment()
+        "lead", command("tandem_runtime.worker.lead", "--config", str(config_path)), instance.environment()
     )
     # OpenMP threads that spin between steps would take the cores from the progress threads and from the other
     # ranks.
@@ -59,12 +58,11 @@ def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Par
     ranks = [
         Part(
             f"rank {index}",
-            [
-                *module, "tandem_runtime.engine.rank", "--config", str(config_path), "--rank", str(index),
-                "--socket", str(Path(instance.run_dir, "rank.sock")),
-                "--store", str(Path(instance.run_dir, "store")),
+            command(
+                "tandem_runtime.engine.rank", "--config", str(config_path), "--rank", str(index),
+                "--socket", str(run_dir / "rank.sock"), "--store", str(run_dir / "store"),
                 "--threads", str(instance.threads_per_rank),
-            ],
+            ),
             threads,
         )
         for index in range(config.tensor_parallel)
@@ -73,11 +71,11 @@ def parts(config: RoleConfig, config_path: Path, instance: Instance) -> list[Par
         return [lead, *ranks]
     server = Part(
         "server",
-        [
-            *module, "tandem_runtime.server", "--lead-socket", str(Path(instance.run_dir, "lead.sock")),
+        command(
+            "tandem_runtime.server", "--lead-socket", str(run_dir / "lead.sock"),
             "--model-dir", config.model_path, "--host", instance.host, "--port", str(instance.server_port),
-            "--port-file", str(Path(instance.run_dir, "server-port")), "--served-name", config.served_name,
-        ],
+            "--port-file", str(run_dir / "server-port"), "--served-name", config.served_name,
+        ),
         {},
     )  # fmt: skip
     return [lead, *ranks, server]
@@ -120,16 +118,18 @@ async def run(config: RoleConfig, config_path: Path, instance: Instance) -> int:
         return 1
     finally:
         stop.cancel()
-        await _stop([process for _, process in children.values()])
+        await _stop([process for _, process in children.values()], lead)
 
 
-async def _stop(processes: list[asyncio.subprocess.Process]) -> None:
+async def _stop(processes: list[asyncio.subprocess.Process], lead: asyncio.subprocess.Process) -> None:
+    """Ends what still runs. The lead may say goodbye; the ranks and the server follow it, and nobody may
+    linger: clients that wait for a pod that is gone should know at once.
+    """
     alive = [process for process in processes if process.returncode is None]
-    for process in alive:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*(process.wait() for process in alive)), STOP_S)
+    if lead.returncode is None:
+        lead.send_signal(signal.SIGINT)
+    if alive:
+        await asyncio.wait([asyncio.create_task(process.wait()) for process in alive], timeout=FAREWELL_S)
     for process in alive:
         if process.returncode is None:
             process.kill()

@@ -139,7 +139,12 @@ class Lead:
                 tasks.append(asyncio.create_task(self._discovery.run()))
             self.ready = True
             self._server.greet(self._limits())
-            log.info("%s %s is ready", self.config.role.value, self.instance.pod)
+            log.info(
+                "%s %s is ready; http://%s/state",
+                self.config.role.value,
+                self.instance.pod,
+                self._port.address,
+            )
             drained = asyncio.create_task(self._drained())
             tasks.append(drained)
             pending = set(tasks)
@@ -407,6 +412,8 @@ def main() -> int:
     except (RankError, FabricError) as error:
         log.error("%s", error)
         return 1
+    except KeyboardInterrupt:
+        log.info("stopped")
     return 0
 
 
