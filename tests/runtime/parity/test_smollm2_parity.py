@@ -29,17 +29,17 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True)
-class Path_:
-    """One way to serve: `provider` None is mixed."""
+class Way:
+    """How the KV travels: `provider` None is mixed."""
 
     provider: str | None
     chunk: int
 
 
-PATHS = {
-    "mixed in one chunk": Path_(None, 1000),
-    "split over net in small chunks": Path_("net", 64),
-    "split over shm in one chunk": Path_("shm", 1000),
+WAYS = {
+    "mixed in one chunk": Way(None, 1000),
+    "split over net in small chunks": Way("net", 64),
+    "split over shm in one chunk": Way("shm", 1000),
 }
 
 
@@ -51,9 +51,12 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def prompts(smollm2: Path) -> dict[str, list[int]]:
     tokenizer = Tokenizer.load(smollm2)
-    return {
-        name: tokenizer.encode_chat([{"role": "user", "content": text}]) for name, text in QUESTIONS.items()
-    }
+
+    def ids(text: str) -> list[int]:
+        chat = tokenizer.render_chat([{"role": "user", "content": text}], {})
+        return asyncio.run(tokenizer.encode(chat, add_special_tokens=False))
+
+    return {name: ids(text) for name, text in QUESTIONS.items()}
 
 
 @pytest.fixture(scope="session")
@@ -62,13 +65,13 @@ def expected(smollm2: Path, prompts: dict[str, list[int]]) -> dict[str, list[int
     return {name: greedy(model, prompt, OUTPUT) for name, prompt in prompts.items()}
 
 
-def configs(model: Path, path: Path_) -> dict[str, object]:
-    limits = {"max_batched_tokens": path.chunk, "pages": 128}
-    if path.provider is None:
+def configs(model: Path, way: Way) -> dict[str, object]:
+    limits = {"max_batched_tokens": way.chunk, "max_model_len": 1024, "pages": 128}
+    if way.provider is None:
         return {"mixed": role_config(model, Role.MIXED, **limits)}
     return {
-        "prefill": role_config(model, Role.PREFILL, path.provider, **limits),
-        "decode": role_config(model, Role.DECODE, path.provider, **limits),
+        "prefill": role_config(model, Role.PREFILL, way.provider, **limits),
+        "decode": role_config(model, Role.DECODE, way.provider, **limits),
     }
 
 
@@ -77,16 +80,16 @@ async def check(deployment: Deployment, prompt: list[int], expected: list[int]) 
     assert answer.tokens == expected
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 async def test_smollm2_answers_as_transformers_does(
     smollm2: Path,
     prompts: dict[str, list[int]],
     expected: dict[str, list[int]],
-    path: Path_,
+    way: Way,
     tmp_path: Path,
 ) -> None:
-    """Per path: each question cold, one again from the prefix index, and all of them at once."""
-    async with deployed(configs(smollm2, path), tmp_path) as deployment:
+    """Per way: each question cold, one again from the prefix index, and all of them at once."""
+    async with deployed(configs(smollm2, way), tmp_path) as deployment:
         for name in QUESTIONS:
             await check(deployment, prompts[name], expected[name])
         await check(deployment, prompts["long"], expected["long"])
