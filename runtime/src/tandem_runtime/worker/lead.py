@@ -59,6 +59,7 @@ log = logging.getLogger("tandem.lead")
 EXIT_CONFIGURATION = 2
 STATE_VERSION = 1
 PORT_FILE_POLL_S = 0.05
+FABRIC_POLL_S = 0.5
 
 
 class ConfigurationError(RuntimeError):
@@ -135,6 +136,7 @@ class Lead:
             await self._ranks.load(lambda progress: log.info("loading: %d %%", progress * 100))
             self._open_fabric()
             tasks.append(asyncio.create_task(self._loop.run()))
+            tasks.append(asyncio.create_task(self._watch_fabric()))
             if self._discovery is not None:
                 tasks.append(asyncio.create_task(self._discovery.run()))
             self.ready = True
@@ -356,6 +358,17 @@ class Lead:
             temporary.write_bytes(msgspec.json.encode(addresses))
             temporary.replace(path)
         await asyncio.Event().wait()
+
+    async def _watch_fabric(self) -> None:
+        """Raises FabricError once the fabric cannot be used any more: nothing can arrive, so the pod must
+        end.
+        """
+        while True:
+            for messenger in (self._decode, self._prefill):
+                if messenger is not None and messenger.fault is not None:
+                    assert self._fabric is not None
+                    raise FabricError(self._fabric.info.provider, "progress", messenger.fault)
+            await asyncio.sleep(FABRIC_POLL_S)
 
     async def _drained(self) -> None:
         await self._draining.wait()
