@@ -316,7 +316,8 @@ def finish_with(
 ) -> tuple[list[int], FinishReason]:
     """What a request gets whose rank samples `tokens`, one after another."""
     world = World(Role.MIXED, max_model_len=max_model_len)
-    request = world.add_with("a", prompt(4), SamplingParams(**{"max_tokens": 50} | params))  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_tokens": 50} | params)  # type: ignore[arg-type]  # the table's own values
+    request = world.add_with("a", prompt(4), sampling)
     for token in tokens:
         if request.status is Status.FINISHED:
             break

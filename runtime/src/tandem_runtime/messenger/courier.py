@@ -101,7 +101,7 @@ class Courier:
         except wire.WireError as error:
             self.tally.malformed += 1
             log.debug("dropped a frame: %s", error)
-        except Exception:
+        except Exception:  # the fault boundary of an event: counted, shown in /state, and the loop goes on
             self.tally.faults += 1
             log.exception("an event could not be handled")
 
