@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from tandem_crds.model import load_manifest
+from tandem_runtime import process
 from tandem_runtime.cli.inspect import model_facts
 from tandem_runtime.up.deployment import plan_workers
 from tandem_runtime.up.supervisor import Supervisor
@@ -136,11 +137,12 @@ async def _until_serving(supervisor: Supervisor) -> None:
 
 def children(pid: int) -> dict[str, int]:
     """The processes that a pod's main process started: lead, rank, server."""
+    wrapper = process.__name__
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        if "-m" in words:
-            found[words[words.index("-m") + 1].rpartition(".")[2]] = int(child)
+        if wrapper in words:
+            found[words[words.index(wrapper) + 1].rpartition(".")[2]] = int(child)
     return found
 
 
