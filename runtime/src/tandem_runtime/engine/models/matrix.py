@@ -3,11 +3,13 @@
 Knows: the fastest way to multiply on this device. Does not know: what is multiplied.
 
 On a CPU in fp32 a weight with more outputs than inputs (queries, gate, vocabulary) is kept twice, because no
-order of it is fast for both ends; measured on AVX2 with one and two threads, beside torch's own product: -
-inputs first: twice as fast for one row, which is all that a lone request's decode step has; - in the order
-that oneDNN's kernels read: 1.5 to 3 times as fast for 2 to 64 rows, 1.2 times for prompts. torch
-  offers that order only through the operators that its compiler emits, hence the feature test. The vocabulary
+order of it is fast for both ends; measured on AVX2 with one and two threads, beside torch's own product:
+
+- inputs first: twice as fast for one row, which is all that a lone request's decode step has;
+- in the order that oneDNN's kernels read: 1.5 to 3 times as fast for 2 to 64 rows, 1.2 times for prompts.
+  torch offers it only through the operators that its compiler emits, hence the feature test. The vocabulary
   does without it: prompts do not pass through it, and its plain form may be the embedding.
+
 A weight with fewer outputs gains from neither. It stays as it is, and few rows are multiplied as `(W xᵀ)ᵀ`:
 the same sums in a kernel that is 1.2 to 2 times as fast.
 """
