@@ -149,7 +149,7 @@ class Head(nn.Module):
         self.share = slice(first, min(vocab_size, first + self.part))
         self.tied = embedding
         rows = 0 if embedding is not None else self.share.stop - first
-        self.matrix = Matrix(dim, rows, bias=False, prompts=False)
+        self.matrix = Matrix(dim, rows, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.matrix(hidden)

@@ -7,8 +7,8 @@ order of it is fast for both ends; measured on AVX2 with one and two threads, be
 
 - inputs first: twice as fast for one row, which is all that a lone request's decode step has;
 - in the order that oneDNN's kernels read: 1.5 to 3 times as fast for 2 to 64 rows, 1.2 times for prompts.
-  torch offers it only through the operators that its compiler emits, hence the feature test. The vocabulary
-  does without it: prompts do not pass through it, and its plain form may be the embedding.
+  torch offers it only through the operators that its compiler emits, hence the feature test. A vocabulary
+  that is tied to the embedding is then held a third time, plain: with AVX-512 it takes 4 rows half the time.
 
 A weight with fewer outputs gains from neither. It stays as it is, and few rows are multiplied as `(W xᵀ)ᵀ`:
 the same sums in a kernel that is 1.2 to 2 times as fast.
@@ -30,13 +30,12 @@ FEW_ROWS = 128
 
 
 class Matrix(nn.Module):
-    """`[n, inputs] -> [n, outputs]`. `prompts`: whole prompts pass through it."""
+    """`[n, inputs] -> [n, outputs]`."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, prompts: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
-        self._prompts = prompts
         self._inputs_first: Tensor | None = None
         self._packed: Tensor | None = None
 
@@ -57,7 +56,7 @@ class Matrix(nn.Module):
         if not self.weight.is_cpu or self.weight.dtype != torch.float32 or outputs <= inputs:
             return
         self._inputs_first = self.weight.t().contiguous()
-        if CAN_PACK and self._prompts:
+        if CAN_PACK:
             # No batch size is promised: the order must serve a few rows and a whole prompt alike.
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
             self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
