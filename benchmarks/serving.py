@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round, three chunk sizes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=20.0, help="seconds measured")
-    parser.add_argument("--rate", type=float, default=0.5, help="prompts a second, in the mean")
+    parser.add_argument("--rate", type=float, default=0.8, help="prompts a second, in the mean")
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of an arriving prompt")
     parser.add_argument("--output", type=int, default=32, help="tokens of its answer")
     parser.add_argument("--steady", type=int, default=4, help="answers under way all the time")

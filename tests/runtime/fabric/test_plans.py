@@ -170,8 +170,8 @@ def test_nothing_is_posted_after_an_abort_has_returned(provider: str) -> None:
             writer = threading.Thread(
                 target=lambda base=base: [left.store_layers(base + n) for n in range(1, LAYERS)]
             )
-            writer.start()
             before = left.fabric.stats().writes_posted
+            writer.start()
             until(lambda before=before: left.fabric.stats().writes_posted > before, "nothing was posted")
             left.fabric.plan_abort(base)
             posted = left.fabric.stats().writes_posted
