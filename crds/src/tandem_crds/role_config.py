@@ -105,19 +105,26 @@ PROVIDERS = {"tcp": ["net", "tcp"], "efa": ["efa"], "roce": ["verbs"], "infiniba
 
 
 def build_role_config(
-    model: DisaggregatedModel, facts: ModelFacts, role: Role, model_path: str
+    model: DisaggregatedModel,
+    facts: ModelFacts,
+    role: Role,
+    model_path: str,
+    fabric: FabricConfig | None = None,
 ) -> RoleConfig:
-    """What every worker of `role` starts from. `mixed` takes decode's settings. Raises RoleConfigError.
+    """What every worker of `role` starts from. `mixed` takes decode's settings; `fabric` is what an
+    installation's profile says, None: the built-in profile's providers. Raises RoleConfigError.
 
     The longest length is the one that prefill's and decode's KV caches both hold, for every role: whatever
     one worker accepts, its peers can take.
     """
     spec = model.spec
     path, settings = ("prefill", spec.prefill) if role is Role.PREFILL else ("decode", spec.decode)
-    if spec.fabric.profile not in PROVIDERS:
-        raise RoleConfigError(
-            f"spec.fabric.profile is {spec.fabric.profile}; known here: {', '.join(PROVIDERS)}"
-        )
+    if fabric is None:
+        if spec.fabric.profile not in PROVIDERS:
+            raise RoleConfigError(
+                f"spec.fabric.profile is {spec.fabric.profile}; known here: {', '.join(PROVIDERS)}"
+            )
+        fabric = FabricConfig(providers=PROVIDERS[spec.fabric.profile])
     try:
         for name, one in (("prefill", spec.prefill), ("decode", spec.decode)):
             sizing.check_tensor_parallel(facts, one.tensor_parallel, name)
@@ -143,7 +150,7 @@ def build_role_config(
         ),
         kv=KVConfig(dtype=dtype, page_tokens=spec.engine.page_size, pages=pages),
         kv_key=kv_key(facts, dtype, spec.engine.page_size),
-        fabric=FabricConfig(providers=PROVIDERS[spec.fabric.profile]),
+        fabric=fabric,
         prefill_fallback=spec.decode.prefill_fallback,
         drain_seconds=spec.drain_seconds,
     )

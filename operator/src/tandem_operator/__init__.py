@@ -1,1 +1,1 @@
-"""DisaggregatedModel -> Kubernetes objects -> status. Empty until the cluster path is built."""
+"""DisaggregatedModel -> Kubernetes objects -> status."""
