@@ -58,8 +58,8 @@ class Kube(Protocol):
         ...
 
     async def apply(self, obj: Obj) -> Obj:
-        """Server-side apply as FIELD_MANAGER, forced, `fieldValidation=Strict`. Creates what is absent, unless
-        `metadata.uid` is set: then Conflict.
+        """Server-side apply as FIELD_MANAGER, forced, `fieldValidation=Strict`. Creates what is absent;
+        with `metadata.uid` set, Conflict instead.
         """
         ...
 

@@ -58,7 +58,8 @@ EVENT = Kind("events.k8s.io/v1", "Event", "events")
 # Kinds of which a model has children, in the order in which they are applied: what pods mount or refer to
 # before the pods. Secrets are not listed: the peer Secret is created once and never read again.
 CHILD_KINDS = (
-    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, CONFIG_MAP, SERVICE, JOB, DISRUPTION_BUDGET, DEPLOYMENT,
+    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, CONFIG_MAP, SERVICE, JOB, DISRUPTION_BUDGET,
+    DEPLOYMENT,
 )  # fmt: skip
 KINDS = {kind.kind: kind for kind in (MODEL, *CHILD_KINDS, SECRET, POD, LEASE, EVENT)}
 
