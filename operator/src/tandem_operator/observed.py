@@ -58,6 +58,8 @@ class Observed:
     foreign: tuple[Obj, ...] = ()
     workers: Mapping[str, WorkerState] = field(default_factory=dict)  # by pod UID; those asked lately
     arrivals: Arrivals | None = None  # None: scaling mode None, or nothing measured yet
+    recommendations: tuple[tuple[float, int], ...] = ()  # (Unix time, decode replicas), oldest first
+    watched_s: float = 0.0  # since this process first looked at the model: how far back those can reach
     peer_secret_exists: bool = False
     forbidden: tuple[str, ...] = ()  # "create deployments": child writes that RBAC refuses
 

@@ -51,6 +51,7 @@ class Plan:
     pod_costs: Mapping[str, int] | None = None
     delete: tuple[Deletion, ...] = ()
     decode_replicas: int | None = None
+    recommendation: int | None = None  # remembered for the window of a later scale-down; lost on a restart
     status: Obj | None = None  # as in JSON; None: nothing is written
     events: tuple[Event, ...] = ()
     requeue_s: float | None = None  # look again then, whatever happens
