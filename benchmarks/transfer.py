@@ -10,8 +10,8 @@ chunks, so that the last layer, which cannot hide, is compared with its own comp
 and 5 ms more.
 
 `last layer at` is the rate at which the last chunk's last layer crossed, at the least: its bytes over the
-whole of `exposed_s`, waking up and counting included. `can hide` is the share of all bytes that exist before
-the last layer is computed: what no transfer can hide is the rest.
+whole of `exposed_s`, waking up and counting included. `hidden` is the share of all bytes whose writes had
+completed when the last layer was done; `can hide` is the limit, the share that exists before then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHUNKS = (512, 2048)
 PROVIDERS = ("net", "shm")
 OUTPUT_TOKENS = 4  # so that prefill's last message, which no answer waits for, has come by the end
 BAR_S = 0.005
-TIMED = ("prefill_s", "exposed_s", "kv_nbytes")
+TIMED = ("prefill_s", "exposed_s", "kv_nbytes", "hidden_nbytes")
 
 
 async def measure(model: Path, provider: str, chunk: int, prompts: int, seed: int) -> list[dict[str, float]]:
@@ -86,6 +86,7 @@ def row(provider: str, chunk: int, rounds: list[list[dict[str, float]]]) -> list
         "yes" if exposed.median <= layer.median + BAR_S else "NO",
         spread(lambda one: one["kv_nbytes"]).show(".1f", 1e-6),
         spread(lambda one: last_layer * one["kv_nbytes"] / one["exposed_s"]).show(".2f", 1e-9),
+        spread(lambda one: one["hidden_nbytes"] / one["kv_nbytes"]).show(".1f", 100) + " %",
         f"{1 - last_layer:.1%}",
     ]
 
@@ -117,7 +118,7 @@ def main() -> None:
         write_checkpoint(Path(directory))
         rows = asyncio.run(compare(Path(directory), cases, options.rounds, options.prompts))
     header = ["transfer", "prefill ms", "a layer ms", "exposed ms", "worst ms", "within bar"]
-    header += ["MB", "last layer at GB/s", "can hide"]
+    header += ["MB", "last layer at GB/s", "hidden", "can hide"]
     print(table(header, rows))
 
 

@@ -55,7 +55,8 @@ class Timing(msgspec.Struct, frozen=True):
     fabric.
 
     `exposed_s` is the time from the end of the last layer's compute on prefill to the last write counted on
-    decode; it is None when the two sides do not share a clock.
+    decode; it is None when the two sides do not share a clock. `hidden_nbytes` of `kv_nbytes` had crossed
+    when that layer ended: behind the compute.
     """
 
     queue_s: float
@@ -64,6 +65,7 @@ class Timing(msgspec.Struct, frozen=True):
     transfer_s: float | None = None
     exposed_s: float | None = None
     kv_nbytes: int = 0
+    hidden_nbytes: int | None = None
     prefill_node: str | None = None
     decode_node: str | None = None
 

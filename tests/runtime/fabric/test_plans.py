@@ -40,6 +40,32 @@ def test_a_layer_leaves_when_the_counter_passes_it_and_not_before(provider: str)
 
 
 @providers
+def test_what_crossed_before_the_last_layer_was_hidden_behind_the_compute(provider: str) -> None:
+    with Side(provider, 1) as left, peer(provider, 2) as right:
+        join(left, right)
+        right.fabric.counter_arm(0, 1, 3 * LAYERS)
+        left.begin(1, 1, 4096, LAYERS)
+        left.publish(0, [(1, [0, 1, 2], True)])
+        left.store_layers(LAYERS - 1)
+        until(lambda: left.fabric.stats().writes_completed == 3 * (LAYERS - 1), "not all but the last crossed")
+        left.store_layers(LAYERS)
+        drained = left.wait_one(OutDrained)
+        assert (drained.hidden_nbytes, drained.nbytes) == (3 * (LAYERS - 1) * 4096, 3 * LAYERS * 4096)
+
+
+@providers
+def test_what_is_posted_after_the_last_layer_hides_nothing(provider: str) -> None:
+    with Side(provider, 1) as left, peer(provider, 2) as right:
+        join(left, right)
+        right.fabric.counter_arm(0, 1, 3 * LAYERS)
+        left.begin(1, 1, 4096, LAYERS)
+        left.store_layers(LAYERS)
+        left.publish(0, [(1, [0, 1, 2], True)])
+        drained = left.wait_one(OutDrained)
+        assert (drained.hidden_nbytes, drained.nbytes) == (0, 3 * LAYERS * 4096)
+
+
+@providers
 def test_a_jump_of_the_counter_sends_every_layer_it_passed(provider: str) -> None:
     with Side(provider, 1) as left, peer(provider, 2) as right:
         join(left, right)

@@ -355,6 +355,7 @@ class MemoryFabric:
                 completed=out.completed,
                 failed=0,
                 nbytes=out.posted,
+                hidden_nbytes=0,
                 first_post_ns=now_ns,
                 last_layer_ns=now_ns,
                 last_completion_ns=now_ns,

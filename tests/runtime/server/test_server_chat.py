@@ -332,6 +332,7 @@ def test_timing_comes_in_the_final_chunk_or_the_whole_answer(
         transfer_s=0.5,
         exposed_s=0.125,
         kv_nbytes=4096,
+        hidden_nbytes=3072,
         prefill_node="p",
         decode_node="d",
     )
@@ -340,7 +341,7 @@ def test_timing_comes_in_the_final_chunk_or_the_whole_answer(
     whole = json.loads(server.request("POST", "/v1/chat/completions", body).body)
     expected = {
         "queue_s": 0.25, "prefill_s": 1.5, "prefill_queue_s": None, "transfer_s": 0.5, "exposed_s": 0.125,
-        "kv_nbytes": 4096, "prefill_node": "p", "decode_node": "d",
+        "kv_nbytes": 4096, "hidden_nbytes": 3072, "prefill_node": "p", "decode_node": "d",
     }  # fmt: skip
     assert whole["timing"] == expected
     options = {"stream_options": {"include_usage": True}} if include_usage else {}

@@ -76,8 +76,8 @@ class OutDrained:
     """Nothing more of the transfer will be posted, and what was posted has ended: completed, failed, or with
     `link_closed` unknown.
 
-    `last_layer_ns` is when the last layer of its last plan item was seen done. `failed > 0` means the
-    transfer stopped by itself.
+    `last_layer_ns` is when the last layer of its last plan item was seen done, `hidden_nbytes` what had
+    crossed by then, behind the compute. `failed > 0` means the transfer stopped by itself.
     """
 
     transfer: int
@@ -87,6 +87,7 @@ class OutDrained:
     completed: int
     failed: int
     nbytes: int
+    hidden_nbytes: int
     first_post_ns: int
     last_layer_ns: int
     last_completion_ns: int

@@ -353,6 +353,7 @@ class Fabric:
                     completed=event.completed,
                     failed=event.failed,
                     nbytes=event.nbytes,
+                    hidden_nbytes=event.hidden_nbytes,
                     first_post_ns=event.first_post_ns,
                     last_layer_ns=event.last_layer_ns,
                     last_completion_ns=event.last_completion_ns,

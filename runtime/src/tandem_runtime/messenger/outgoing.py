@@ -57,6 +57,7 @@ class Outgoing:
             transfer=transfer,
             posted=posted,
             nbytes=event.nbytes if event else 0,
+            hidden_nbytes=event.hidden_nbytes if event else 0,
             queue_ns=max(0, self.admitted_ns - self.dispatched_ns),
             prefill_ns=max(0, event.last_layer_ns - self.admitted_ns) if event else 0,
             last_layer_ns=event.last_layer_ns if event else 0,
@@ -67,7 +68,14 @@ class Outgoing:
 def sent_again(transfer: int, posted: int) -> wire.Sent:
     """For who asks after the transfer was forgotten: the count is what matters."""
     return wire.Sent(
-        transfer=transfer, posted=posted, nbytes=0, queue_ns=0, prefill_ns=0, last_layer_ns=0, transfer_ns=0
+        transfer=transfer,
+        posted=posted,
+        nbytes=0,
+        hidden_nbytes=0,
+        queue_ns=0,
+        prefill_ns=0,
+        last_layer_ns=0,
+        transfer_ns=0,
     )
 
 

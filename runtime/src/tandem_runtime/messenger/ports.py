@@ -46,7 +46,7 @@ class TransferTiming:
     """Where one transfer's time went. What only prefill knows is None until its SENT has come.
 
     `exposed_s` is the time from the end of prefill's last layer to the last write counted here; None also
-    when the two sides share no clock.
+    when the two sides share no clock. `hidden_nbytes` of `nbytes` had crossed when that layer ended.
     """
 
     node: str  # prefill's pod
@@ -56,6 +56,7 @@ class TransferTiming:
     prefill_s: float | None = None
     transfer_s: float | None = None
     exposed_s: float | None = None
+    hidden_nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

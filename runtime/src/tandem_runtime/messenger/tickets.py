@@ -47,4 +47,5 @@ class Ticket:
             prefill_s=sent.prefill_ns / 1e9,
             transfer_s=sent.transfer_ns / 1e9,
             exposed_s=exposed_s,
+            hidden_nbytes=sent.hidden_nbytes if sent.last_layer_ns else None,
         )

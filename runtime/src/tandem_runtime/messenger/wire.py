@@ -168,6 +168,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     transfer: int
     posted: int
     nbytes: int
+    hidden_nbytes: int  # of writes that had completed when the last layer was done
     queue_ns: int
     prefill_ns: int
     last_layer_ns: int

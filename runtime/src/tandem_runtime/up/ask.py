@@ -93,11 +93,13 @@ def timing_table(answer: Answer) -> list[tuple[str, str]]:
     if timing.get("prefill_node"):
         nbytes, transfer_s = int(timing.get("kv_nbytes") or 0), float(timing.get("transfer_s") or 0)
         rate = f" at {nbytes / transfer_s / 1e9:.3g} GB/s" if transfer_s else ""
+        hidden = timing.get("hidden_nbytes")
+        behind = f", {hidden / nbytes:.0%} while prefill still ran" if hidden is not None and nbytes else ""
         rows += [
             ("prefilled by", f"{timing['prefill_node']}"),
             ("decoded by", f"{timing.get('decode_node')}"),
             ("prefill", milliseconds(timing.get("prefill_s"))),
-            ("KV moved", f"{nbytes / 1e6:.2f} MB{rate}, layer by layer while prefill ran"),
+            ("KV moved", f"{nbytes / 1e6:.2f} MB{rate}{behind}"),
             ("exposed transfer", f"{milliseconds(timing.get('exposed_s'))} after the last layer"),
         ]
     else:

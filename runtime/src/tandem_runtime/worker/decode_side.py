@@ -166,6 +166,7 @@ class DecodeSide:
                 transfer_s=timing.transfer_s,
                 exposed_s=timing.exposed_s,
                 kv_nbytes=timing.nbytes,
+                hidden_nbytes=timing.hidden_nbytes,
                 prefill_node=timing.node,
                 decode_node=self._node,
             ),

@@ -210,6 +210,7 @@ struct transfer {
   bool finished;              /* the last item is wholly posted */
   bool stopped, drained;
   uint64_t unfinished, posted, completed, failed, nbytes;
+  uint64_t completed_nbytes, hidden_nbytes; /* hidden: completed_nbytes when the last layer was seen done */
   uint64_t first_post_ns, last_layer_ns, last_completion_ns;
 };
 

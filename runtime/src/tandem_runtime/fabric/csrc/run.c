@@ -105,11 +105,14 @@ void run_add(struct run *run, struct transfer *transfer, struct plan *plan) {
   }
 }
 
-/* All layers seen: the time of the last layer counts for the transfer when the run is its last. */
+/* All layers seen: the time of the last layer, and what had crossed by then, count for the transfer when the run is its last. */
 void run_set_ready(struct run *run, uint32_t ready) {
   if (ready > run->layers) ready = run->layers;
   if (ready <= run->ready) return;
   run->ready = ready;
-  if (run->last && ready == run->layers) run->transfer->last_layer_ns = tdm_now_ns();
+  if (run->last && ready == run->layers) {
+    run->transfer->last_layer_ns = tdm_now_ns();
+    run->transfer->hidden_nbytes = run->transfer->completed_nbytes;
+  }
   if (run->heap_index == NOT_IN_HEAP) heap_push(run->transfer->link, run);
 }

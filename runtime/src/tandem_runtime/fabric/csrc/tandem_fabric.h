@@ -198,6 +198,7 @@ typedef struct {
   int32_t code;
   int32_t link_closed;
   uint64_t posted, completed, failed, nbytes;
+  uint64_t hidden_nbytes;     /* of writes that had completed at last_layer_ns: they crossed behind the compute */
   uint64_t first_post_ns, last_layer_ns, last_completion_ns; /* CLOCK_MONOTONIC; 0: never. last_layer: the last layer of the last
                                                                 plan item was seen done */
   uint64_t time_ns;           /* when the event happened */

@@ -37,7 +37,7 @@ static void end_if_drained(struct tdm_core *core, struct transfer *transfer, boo
   core_event(core,
              &(tdm_event){.type = TDM_EV_OUT_DRAINED, .link = transfer->link_id, .transfer = transfer->id, .link_closed = link_closed,
                           .posted = transfer->posted, .completed = transfer->completed, .failed = transfer->failed,
-                          .nbytes = transfer->nbytes, .first_post_ns = transfer->first_post_ns,
+                          .nbytes = transfer->nbytes, .hidden_nbytes = transfer->hidden_nbytes, .first_post_ns = transfer->first_post_ns,
                           .last_layer_ns = transfer->last_layer_ns, .last_completion_ns = transfer->last_completion_ns},
              NULL, 0);
 }
@@ -188,6 +188,7 @@ void transfer_write_done(struct tdm_core *core, struct op *op, int error) {
   link->n_writes--;
   if (error == 0) {
     transfer->completed++;
+    transfer->completed_nbytes += op->nbytes;
     core->stats.writes_completed++;
   } else {
     transfer->failed++;
