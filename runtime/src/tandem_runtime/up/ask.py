@@ -94,7 +94,9 @@ def timing_table(answer: Answer) -> list[tuple[str, str]]:
         nbytes, transfer_s = int(timing.get("kv_nbytes") or 0), float(timing.get("transfer_s") or 0)
         rate = f" at {nbytes / transfer_s / 1e9:.3g} GB/s" if transfer_s else ""
         hidden = timing.get("hidden_nbytes")
-        behind = f", {hidden / nbytes:.0%} while prefill still ran" if hidden is not None and nbytes else ""
+        behind = ""
+        if hidden is not None and nbytes:
+            behind = f", {float(hidden) / nbytes:.0%} while prefill still ran"
         rows += [
             ("prefilled by", f"{timing['prefill_node']}"),
             ("decoded by", f"{timing.get('decode_node')}"),
