@@ -47,7 +47,9 @@ def test_what_crossed_before_the_last_layer_was_hidden_behind_the_compute(provid
         left.begin(1, 1, 4096, LAYERS)
         left.publish(0, [(1, [0, 1, 2], True)])
         left.store_layers(LAYERS - 1)
-        until(lambda: left.fabric.stats().writes_completed == 3 * (LAYERS - 1), "not all but the last crossed")
+        until(
+            lambda: left.fabric.stats().writes_completed == 3 * (LAYERS - 1), "not all but the last crossed"
+        )
         left.store_layers(LAYERS)
         drained = left.wait_one(OutDrained)
         assert (drained.hidden_nbytes, drained.nbytes) == (3 * (LAYERS - 1) * 4096, 3 * LAYERS * 4096)
