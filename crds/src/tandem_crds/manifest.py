@@ -69,7 +69,12 @@ def parse(text: str, source: str, kind: type[_T]) -> _T:
     try:
         return kind.model_validate(document, strict=True, extra="forbid", by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ManifestError(source, [_problem(kind, details) for details in _by_weight(error)]) from error
+        raise ManifestError(source, problems(kind, error)) from error
+
+
+def problems(kind: type[ApiModel], error: ValidationError) -> list[str]:
+    """A line for each thing that is wrong with an object of `kind`: path, value, what is allowed."""
+    return [_problem(kind, details) for details in _by_weight(error)]
 
 
 def _by_weight(error: ValidationError) -> list[ErrorDetails]:

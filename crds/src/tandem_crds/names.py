@@ -67,6 +67,11 @@ def router(model: str) -> str:
     return f"{model}-router"
 
 
+def router_revision(model: str, revision: str) -> str:
+    """ConfigMap that keeps the router's rendered pod template."""
+    return f"{model}-{ROUTER}-{revision[:HASH_LENGTH]}"
+
+
 def worker_account(model: str) -> str:
     """ServiceAccount, Role and RoleBinding of the pods that discover peers."""
     return f"{model}-worker"

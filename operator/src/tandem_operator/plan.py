@@ -38,8 +38,8 @@ class Plan:
     """Carried out in this order; whatever fails, the status is still written.
 
     1. `peer_secret`: created if absent, its key made by the executor, never changed after.
-    2. `apply`: whole bodies of the fields we own, for server-side apply; skipped where nothing would change.
-    3. `pod_costs`: pod name -> `pod-deletion-cost`, before the scale-down that it is meant for.
+    2. `pod_costs`: pod name -> `pod-deletion-cost`, before the scale-down that it is meant for.
+    3. `apply`: whole bodies of the fields we own, for server-side apply; skipped where nothing would change.
     4. `delete`.
     5. `decode_replicas`: the autoscaler's decision, through the scale subresource.
     6. `status`: the whole status; written if it differs.
@@ -47,8 +47,8 @@ class Plan:
     """
 
     peer_secret: str | None = None
-    apply: tuple[Obj, ...] = ()
     pod_costs: Mapping[str, int] | None = None
+    apply: tuple[Obj, ...] = ()
     delete: tuple[Deletion, ...] = ()
     decode_replicas: int | None = None
     recommendation: int | None = None  # remembered for the window of a later scale-down; lost on a restart

@@ -74,6 +74,8 @@ class Settings(Setting):
     runtime: RuntimeSettings
     namespaces: tuple[str, ...] = ()  # to watch; empty: all
     profiles: dict[str, FabricProfile] = {}  # replace or add to the built-in ones
+    # A replica lives in one pod so far: one that needs more devices than a node has is refused, not pending.
+    gpus_per_node: int = Field(8, ge=1, le=64, alias="gpusPerNode")
     resync_s: float = Field(600.0, gt=0, alias="resyncSeconds")
     workers: int = Field(4, ge=1, le=64)  # models reconciled at once
 
