@@ -31,7 +31,19 @@ _IMAGE = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImage
 _CREATE = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 _insufficient = re.compile(r"Insufficient ([\w./-]*\w)")
 
-_RANK = {reason: rank for rank, reason in enumerate(Reason)}
+# The worst first.
+TROUBLES = (
+    Reason.WORKER_REFUSED,
+    Reason.MODEL_NOT_FETCHED,
+    Reason.IMAGE_NOT_PULLED,
+    Reason.CONTAINER_NOT_CREATED,
+    Reason.OUT_OF_MEMORY,
+    Reason.WORKER_EXITED,
+    Reason.POD_FAILED,
+    Reason.PODS_NOT_CREATED,
+    Reason.UNSCHEDULABLE,
+    Reason.SCHEDULING_GATED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class Trouble:
     message: str
 
     def sort_key(self) -> tuple[int, str, str]:
-        return _RANK[self.reason], self.pod, self.message
+        return TROUBLES.index(self.reason), self.pod, self.message
 
 
 def worst(troubles: Iterable[Trouble]) -> Trouble | None:
@@ -58,6 +70,14 @@ def of_role(pods: Iterable[Obj], role: Role) -> list[Obj]:
 def of_router(pods: Iterable[Obj], model: str) -> list[Obj]:
     component = names.labels(model, names.ROUTER)["app.kubernetes.io/component"]
     return [pod for pod in pods if labels_of(pod).get("app.kubernetes.io/component") == component]
+
+
+def revision(pod: Obj) -> str | None:
+    return labels_of(pod).get(names.LABEL_REVISION)
+
+
+def kv_key(pod: Obj) -> str:
+    return labels_of(pod).get(names.LABEL_KV_KEY, "")
 
 
 def of_owner(pods: Iterable[Obj], uid: str) -> list[Obj]:

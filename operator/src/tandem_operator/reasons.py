@@ -23,7 +23,7 @@ class Reason(enum.StrEnum):
     DOES_NOT_FIT = "DoesNotFit"  # the spec and the model's facts
     RECONCILED = "Reconciled"
 
-    # Of pods, the worst first: `Trouble` is ranked by this order.
+    # Of pods.
     WORKER_REFUSED = "WorkerRefused"  # exit 2: it will never start like this
     MODEL_NOT_FETCHED = "ModelNotFetched"
     IMAGE_NOT_PULLED = "ImageNotPulled"

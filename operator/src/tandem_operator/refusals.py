@@ -82,7 +82,7 @@ def refusal(model: DisaggregatedModel, settings: Settings) -> Refusal | None:
                 return Refusal(
                     Reason.NOT_IMPLEMENTED,
                     f"spec.{name} asks for tensorParallel {role.tensor_parallel} × dataParallel "
-                    f"{role.data_parallel} = {gpus} GPUs in a replica; a replica cannot span nodes yet, and a "
-                    f"node here has {settings.gpus_per_node} (gpusPerNode of the operator's settings)",
+                    f"{role.data_parallel} = {gpus} GPUs in a replica; a replica cannot span nodes yet, and "
+                    f"a node here has {settings.gpus_per_node} (gpusPerNode of the operator's settings)",
                 )
     return None
