@@ -106,7 +106,7 @@ def desired(observed: Observed, settings: Settings, now: float) -> Plan:
         pods=observed.pods,
         workers=observed.workers,
         scaling=_not_scaled(model) if decision is None else scaling_verdict(decision, scaling or {}),
-        obstacles=(*taken, *_forbidden(observed)),
+        obstacles=(*taken, *_forbidden(observed), *_rejected(observed)),
         inspection=inspection,
         misfit=misfit,
         pair=pair,
@@ -275,6 +275,14 @@ def _forbidden(observed: Observed) -> list[tuple[Reason, str]]:
             "RBAC lacks the verb, which the chart grants",
         )
         for what in sorted(observed.forbidden)
+    ]
+
+
+def _rejected(observed: Observed) -> list[tuple[Reason, str]]:
+    """The same body is refused again: mostly a podTemplate, or a policy of the cluster."""
+    return [
+        (Reason.INVALID_CHILD, f"the API server refuses {pods.brief(said)}")
+        for said in sorted(observed.rejected)
     ]
 
 

@@ -62,6 +62,7 @@ class Observed:
     watched_s: float = 0.0  # since this process first looked at the model: how far back those can reach
     peer_secret_exists: bool = False
     forbidden: tuple[str, ...] = ()  # "create deployments": child writes that RBAC refuses
+    rejected: tuple[str, ...] = ()  # "Deployment m-decode-1: …": what the server said to bodies of ours
 
     def named(self, kind: Kind, name: str) -> Obj | None:
         return next((one for one in self.children.get(kind, ()) if one["metadata"]["name"] == name), None)

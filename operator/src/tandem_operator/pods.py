@@ -91,6 +91,11 @@ def present(pods: Iterable[Obj]) -> list[Obj]:
     return [pod for pod in pods if not is_terminating(pod) and phase(pod) not in ("Failed", "Succeeded")]
 
 
+def address(pod: Obj) -> str:
+    """Its IP, or empty while it has none."""
+    return str((pod.get("status") or {}).get("podIP") or "")
+
+
 def phase(pod: Obj) -> str:
     return str((pod.get("status") or {}).get("phase", "Pending"))
 

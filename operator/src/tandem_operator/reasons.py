@@ -17,6 +17,7 @@ class Reason(enum.StrEnum):
     # Something of the cluster stands in the way of a write.
     NAME_TAKEN = "NameTaken"
     FORBIDDEN = "Forbidden"
+    INVALID_CHILD = "InvalidChild"  # the server refuses an object of ours as it is
     # Before the first pods of a model.
     INSPECTING = "Inspecting"
     INSPECT_FAILED = "InspectFailed"

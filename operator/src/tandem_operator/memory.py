@@ -1,0 +1,75 @@
+"""What the process remembers of one model between passes. Losing it costs a question or a wait, never a wrong
+decision: a restart forgets all of it.
+
+Knows: ages. Does not know: how anything is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .arrivals import ArrivalSamples
+from .autoscale import DOWN_WINDOW_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .observed import WorkerState
+
+NOT_READY_S = 10.0  # how old the state of a worker that is not ready may be
+READY_S = 60.0
+SECRET_S = 30.0  # while the model is new: an earlier model's Secret of that name may still be on its way out
+SECRET_OLD_S = 600.0
+REJECTED_S = 600.0  # an object that the server refuses is sent again then, if nothing changes
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of one model, by UID. Times are Unix seconds."""
+
+    since: float
+    states: dict[str, tuple[float, WorkerState]] = field(default_factory=dict)  # by pod UID, with their times
+    samples: ArrivalSamples = field(default_factory=ArrivalSamples)
+    recommendations: list[tuple[float, int]] = field(default_factory=list)
+    secret_seen: float | None = None
+    rejected: dict[tuple[str, str], tuple[float, str, str]] = field(default_factory=dict)
+
+    def due(self, ready: Mapping[str, bool], now: float) -> set[str]:
+        """UIDs of the workers whose state is too old, or was never asked."""
+        ages = {uid: now - at for uid, (at, _) in self.states.items()}
+        limit = {True: READY_S, False: NOT_READY_S}
+        return {uid for uid, is_ready in ready.items() if ages.get(uid, READY_S) >= limit[is_ready]}
+
+    def heard(self, states: Mapping[str, WorkerState], now: float) -> None:
+        self.states |= {uid: (now, state) for uid, state in states.items()}
+
+    def known(self, present: Iterable[str]) -> dict[str, WorkerState]:
+        """States of the pods that exist; the others' are forgotten."""
+        self.states = {uid: self.states[uid] for uid in present if uid in self.states}
+        return {uid: state for uid, (_, state) in self.states.items()}
+
+    def recommend(self, replicas: int | None, now: float) -> None:
+        if replicas is not None:
+            self.recommendations.append((now, replicas))
+        self.recommendations = [one for one in self.recommendations if now - one[0] <= DOWN_WINDOW_S]
+
+    def has_secret(self, model_age_s: float, now: float) -> bool:
+        """Whether the peer Secret was seen lately enough. It can be created but not read (RBAC), so that
+        creating it is the only way to look.
+        """
+        limit = SECRET_S if model_age_s < SECRET_OLD_S else SECRET_OLD_S
+        return self.secret_seen is not None and now - self.secret_seen < limit
+
+    def reject(self, kind: str, name: str, digest: str, said: str, now: float) -> None:
+        self.rejected[kind, name] = (now, digest, said)
+
+    def is_rejected(self, kind: str, name: str, digest: str, now: float) -> bool:
+        """Whether that very body was refused lately."""
+        at, refused, _ = self.rejected.get((kind, name), (0.0, "", ""))
+        return refused == digest and now - at < REJECTED_S
+
+    def rejections(self, wanted: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+        """What the server said of objects that are still wanted; the others are forgotten."""
+        self.rejected = {key: self.rejected[key] for key in wanted if key in self.rejected}
+        return tuple(f"{kind} {name}: {said}" for (kind, name), (_, _, said) in self.rejected.items())
