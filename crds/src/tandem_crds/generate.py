@@ -24,7 +24,12 @@ from .rules import ApiModel
 if TYPE_CHECKING:
     from pydantic_core import core_schema
 
-FILE = Path(__file__).with_name("disaggregatedmodels.tandem.dev.yaml")
+_ROOT = Path(__file__).parents[3]
+# For `kubectl apply -f crds/`, and for the Helm chart.
+FILES = (
+    _ROOT / "crds" / "disaggregatedmodels.tandem.dev.yaml",
+    _ROOT / "charts" / "tandem" / "files" / "disaggregatedmodels.tandem.dev.yaml",
+)
 
 _HEADER = "# Generated from the models of tandem_crds: edit those and run `make crds`.\n"
 
@@ -186,17 +191,17 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tandem_crds.generate", description="Write the CRD's YAML."
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the file is not what the models say"
+        "--check", action="store_true", help="write nothing; exit 1 if a file is not what the models say"
     )
     check: bool = parser.parse_args(argv).check
     text = render()
-    if not check:
-        FILE.write_text(text, encoding="utf-8")
-        return 0
-    if FILE.exists() and FILE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{FILE.name} is not what the models say; run `make crds`", file=sys.stderr)
-    return 1
+    for file in FILES:
+        if not check:
+            file.write_text(text, encoding="utf-8")
+        elif not file.exists() or file.read_text(encoding="utf-8") != text:
+            print(f"{file} is not what the models say; run `make crds`", file=sys.stderr)
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
