@@ -4,7 +4,7 @@ FILE ?= examples/smollm2.yaml
 ASK ?= What is the capital of France?
 MODELS ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/tandem/models
 
-.PHONY: setup demo up test lint type fmt bench crds check-generated help
+.PHONY: setup demo up test lint type fmt bench crds check-generated help cluster cluster-down
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -43,3 +43,10 @@ crds: setup      ## write the CRD's YAML from the models
 
 check-generated: setup
 	@$(BIN)/python -m tandem_crds.generate --check
+
+cluster: setup   ## a real Kubernetes cluster of two nodes on this machine (root; once about 6 minutes)
+	@$(BIN)/python -m e2e.cluster up
+	@echo 'eval "$$($(BIN)/python -m e2e.cluster env)"   # kubectl and helm of this cluster'
+
+cluster-down: setup ## end it; nothing of it is left
+	@$(BIN)/python -m e2e.cluster down

@@ -1,0 +1,1 @@
+"""Tests on a real Kubernetes cluster, and the cluster."""
