@@ -178,7 +178,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.peering.standalone = True
     settings.posting.enabled = False
-    settings.watching.server_timeout = 300.0
+    settings.watching.server_timeout = 300  # an integer: the API server parses no other
     settings.networking.error_backoffs = tuple(
         random.uniform(0.8, 1.2) * pause for pause in (0.5, 1, 1, 2, 2, 3, 3, 5, 5, 5, 5, 5)
     )

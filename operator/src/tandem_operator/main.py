@@ -257,6 +257,8 @@ def main(argv: list[str] | None = None) -> int:
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # kopf asks who runs it; a container's user, of whatever number, has no name.
+    os.environ.setdefault("USER", "tandem")
     if arguments.kubeconfig:
         os.environ["KUBECONFIG"] = arguments.kubeconfig  # kopf's login reads it from there
     try:

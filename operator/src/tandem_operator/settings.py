@@ -11,6 +11,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tandem_crds.pod_template import PodTemplate
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -67,7 +69,7 @@ class RuntimeSettings(Setting):
     image: str
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     env: tuple[dict[str, Any], ...] = ()  # as in a container
-    pod_template: dict[str, Any] = {}  # laid under the manifest's podTemplate, over the generated one
+    pod_template: PodTemplate = {}  # laid under the manifest's podTemplate, over the generated one
 
 
 class Settings(Setting):

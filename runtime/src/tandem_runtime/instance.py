@@ -22,6 +22,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     server_port: int = 0  # the OpenAI API, decode and mixed only
     peer_key_dir: str = ""  # files `current` and, while a key is being changed, `previous`
     peers: str = ""  # path of a `PeerFile`, replaced atomically as peers come and go
+    peer_selector: str = ""  # instead, in a cluster: labels of the EndpointSlices of prefill and decode
     address_file: str = ""  # where `Addresses` are written once both listeners are up
     run_dir: str = ""  # private directory for unix sockets
     threads_per_rank: int = 1
@@ -56,6 +57,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     server: str = ""
     zone: str = ""
+    draining: bool = False  # on its way out: it finishes what it has, and takes nothing new
 
 
 class PeerFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,16 +16,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("tandem.peers")
 
 
-class PeerSource(Protocol):
-    """`read` is cheap and never fails: while the source cannot be asked, its last answer stands."""
-
-    def read(self) -> list[Addresses] | None:
-        """Every worker of the deployment; None before the first answer of the source."""
-        ...
-
-
 class PeerFileSource:
     """Every worker of the deployment. The file is read again when it has changed."""
+
+    fault = ""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,3 +38,6 @@ class PeerFileSource:
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
             log.warning("peers %s: %s; the last list stands", self._path, error)
         return self._workers
+
+    async def follow(self) -> None:
+        await asyncio.Event().wait()  # `read` looks for itself

@@ -10,6 +10,7 @@ the environment and the child compares.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import runpy
@@ -19,6 +20,7 @@ from pathlib import Path
 
 PARENT_PID = "TANDEM_PARENT_PID"
 PR_SET_PDEATHSIG = 1
+TERMINATION_LOG_NBYTES = 4096  # what the kubelet reads of it
 
 
 def child_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
@@ -65,6 +67,19 @@ def rss_nbytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+TERMINATION_LOG = Path("/dev/termination-log")
+
+
+def last_words(error: object) -> None:
+    """One line on standard error and, in a container, where the kubelet reads why it ended. Of a pod's
+    processes the first to speak names the cause: what the others say is its echo.
+    """
+    print(f"error: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        if TERMINATION_LOG.stat().st_size == 0:
+            TERMINATION_LOG.write_text(str(error)[:TERMINATION_LOG_NBYTES])
 
 
 if __name__ == "__main__":

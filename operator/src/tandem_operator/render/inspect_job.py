@@ -9,7 +9,7 @@ from tandem_crds import names
 from ..objects import JOB
 from .container import POD_SECURITY, SCRATCH, SCRATCH_MOUNT, SECURITY, environment
 from .model_files import CLAIM_PATH, claim, hub_token, model_files
-from .overlay import merge
+from .overlay import installed
 
 if TYPE_CHECKING:
     from tandem_crds.model import DisaggregatedModel
@@ -49,14 +49,14 @@ def inspect_job(model: DisaggregatedModel, settings: Settings, *, image: str, ke
                 "volumeMounts": [SCRATCH_MOUNT, *({**one, "readOnly": True} for one in files.mounts)],
                 "securityContext": SECURITY,
                 "terminationMessagePath": MESSAGE_PATH,
-                "terminationMessagePolicy": "File",
+                "terminationMessagePolicy": "FallbackToLogsOnError",
             }
         ],
         "volumes": [SCRATCH, *files.volumes],
     }
     if model.spec.runtime.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": one.name} for one in model.spec.runtime.image_pull_secrets]
-    template = merge({"metadata": {}, "spec": pod}, settings.runtime.pod_template)
+    template = installed({"metadata": {}, "spec": pod}, settings.runtime.pod_template)
     metadata = template["metadata"]
     template["metadata"] = {**metadata, "labels": {**metadata.get("labels", {}), **labels}}
     return {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..objects import Obj
 
+ALL = "*"
 _KEY_OF = {"volumeMounts": "mountPath", "ports": "containerPort"}
 
 
@@ -25,6 +26,26 @@ def merge(template: Obj, overlay: Obj) -> Obj:
         else:
             merged[key] = _merged(key, template.get(key), value)
     return merged
+
+
+def installed(template: Obj, overlay: Obj) -> Obj:
+    """`merge` with an installation's overlay. It holds for pods of every kind, whose containers' names
+    differ: one named `*` in it stands for every container of ours.
+    """
+    spec = dict(overlay.get("spec") or {})
+    below = dict(template.get("spec") or {})
+    for key in ("containers", "initContainers"):
+        given = spec.get(key)
+        if not isinstance(given, list):
+            continue
+        spec[key] = [one for one in given if one.get("name") != ALL]
+        for every in (one for one in given if one.get("name") == ALL):
+            below[key] = [
+                merge(container, {**every, "name": container["name"]}) for container in below.get(key, [])
+            ]
+        if not spec[key]:
+            del spec[key]
+    return merge({**template, "spec": below}, {**overlay, "spec": spec})
 
 
 def _merged(key: str, below: Any, above: Any) -> Any:

@@ -20,7 +20,7 @@ from .container import (
     http_probe,
     token_volume,
 )
-from .overlay import merge
+from .overlay import installed
 
 if TYPE_CHECKING:
     from tandem_crds.model import DisaggregatedModel
@@ -69,7 +69,7 @@ def router_template(model: DisaggregatedModel, settings: Settings, *, image: str
     }
     if model.spec.runtime.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": one.name} for one in model.spec.runtime.image_pull_secrets]
-    return merge({"metadata": {}, "spec": pod}, settings.runtime.pod_template)
+    return installed({"metadata": {}, "spec": pod}, settings.runtime.pod_template)
 
 
 def router_deployment(model: DisaggregatedModel, revision: str, template: Obj) -> Obj:

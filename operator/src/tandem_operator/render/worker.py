@@ -24,7 +24,7 @@ from .container import (
     token_volume,
 )
 from .model_files import downloaded
-from .overlay import merge
+from .overlay import installed, merge
 from .placement import placement
 from .resources import resources, threads_per_rank
 from .services import SERVER_PORT, WORKER_PORT
@@ -120,7 +120,7 @@ def worker_template(
     if model.spec.runtime.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": one.name} for one in model.spec.runtime.image_pull_secrets]
     template: Obj = {"metadata": {"annotations": annotations}, "spec": pod}
-    return merge(merge(template, settings.runtime.pod_template), spec.pod_template)
+    return merge(installed(template, settings.runtime.pod_template), spec.pod_template)
 
 
 def _environment(

@@ -28,22 +28,30 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="CLAIM=DIR",
         help="the directory that stands for a claim; may be repeated",
     )
+    parser.add_argument(
+        "--termination-log",
+        type=Path,
+        metavar="FILE",
+        help="where a pod's facts or error go as well, in one line",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        print(inspect(arguments.uri, dict(arguments.volume)))
+        facts, _ = model_facts(arguments.uri, dict(arguments.volume))
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
+        _tell(arguments.termination_log, str(error))
         return 2
+    print(facts.model_dump_json(indent=2))
+    _tell(arguments.termination_log, facts.model_dump_json())
     return 0
 
 
-def inspect(uri: str, volumes: dict[str, Path]) -> str:
-    """The facts of the model at `uri` as JSON. Raises CheckpointError."""
-    facts, _ = model_facts(uri, volumes)
-    return facts.model_dump_json(indent=2)
+def _tell(file: Path | None, line: str) -> None:
+    if file is not None:
+        file.write_text(line)
 
 
 def model_facts(uri: str, volumes: dict[str, Path]) -> tuple[ModelFacts, Path]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ..peer_file import PeerFileSource
+from ..peer_source import peer_source
 from .api_keys import ApiKeys
 from .errors import NoSuchRoute, RouterError, Unauthorized
 from .metrics import RouterMetrics
@@ -32,12 +32,14 @@ CLIENT_LEFT = 499  # told to nobody; only counted
 
 
 class Router:
-    """The handlers and what they share. Raises ApiKeysError when the keys cannot be read."""
+    """The handlers and what they share. Raises ApiKeysError when the keys cannot be read, ValueError when
+    no source of workers is named.
+    """
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._keys = None if config.api_keys is None else ApiKeys(config.api_keys)
-        self.workers = Workers(PeerFileSource(config.peers), config)
+        self.workers = Workers(peer_source(config.peers or "", config.selector), config)
         self._metrics = RouterMetrics(self.workers)
         self._proxy: Proxy | None = None
         self.open = 0

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """`peers` is a `PeerFile`; `api_keys` a file with one key per line, without which all may ask."""
+    """Workers come from `peers`, a `PeerFile`, or from the EndpointSlices with labels `selector`. `api_keys`
+    is a file with one key per line, without which all may ask.
+    """
 
-    peers: Path
+    peers: Path | None = None
+    selector: str = ""
     host: str = "127.0.0.1"
     port: int = 0
     api_keys: Path | None = None

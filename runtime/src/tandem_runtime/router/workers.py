@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from ..instance import Addresses
-    from ..peer_file import PeerSource
+    from ..peer_source import PeerSource
     from .config import RouterConfig
 
 log = logging.getLogger("tandem.router")
@@ -65,6 +65,11 @@ class Worker:
     poller: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
+    def able(self) -> bool:
+        """Whether it may be given a new request."""
+        return self.usable and not self.addresses.draining
+
+    @property
     def load(self) -> int:
         return self.outstanding + self.elsewhere
 
@@ -73,7 +78,7 @@ class Workers:
     def __init__(self, source: PeerSource, config: RouterConfig) -> None:
         self._source = source
         self._config = config
-        self._workers: dict[Addresses, Worker] = {}
+        self._workers: dict[tuple[str, str, str], Worker] = {}  # by UID and addresses
         self._choices = itertools.count(1)
         self.listed = False  # whether the source has answered once
 
@@ -82,11 +87,11 @@ class Workers:
 
     @property
     def serving(self) -> bool:
-        return any(worker.usable for worker in self._workers.values())
+        return any(worker.able for worker in self._workers.values())
 
     def choose(self, refused: Collection[Worker]) -> Worker | None:
-        """The usable worker with the least load, except `refused`; of equals, the one idle for longest."""
-        candidates = [worker for worker in self._workers.values() if worker.usable and worker not in refused]
+        """The able worker with the least load, except `refused`; of equals, the one idle for longest."""
+        candidates = [worker for worker in self._workers.values() if worker.able and worker not in refused]
         if not candidates:
             return None
         worker = min(candidates, key=lambda worker: (worker.load, worker.last_chosen))
@@ -99,37 +104,43 @@ class Workers:
 
     async def watch(self) -> None:
         """Follow the source and poll whoever it names, until cancelled."""
+        following = asyncio.create_task(self._source.follow())
         try:
             async with aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(force_close=True),
                 timeout=aiohttp.ClientTimeout(total=self._config.poll_timeout_s),
             ) as session:
                 while True:
+                    if following.done():
+                        following.result()  # what ends the source ends the router
                     self._follow(session)
                     await asyncio.sleep(SOURCE_PERIOD_S)
         finally:
             pollers = [worker.poller for worker in self._workers.values() if worker.poller is not None]
-            for poller in pollers:
-                poller.cancel()
-            await asyncio.gather(*pollers, return_exceptions=True)
+            for task in (following, *pollers):
+                task.cancel()
+            await asyncio.gather(following, *pollers, return_exceptions=True)
 
     def _follow(self, session: aiohttp.ClientSession) -> None:
         listed = self._source.read()
         if listed is None:
             return
         self.listed = True
-        listed = [worker for worker in listed if worker.server]  # those that answer the API
-        for addresses in self._workers.keys() - set(listed):
-            worker = self._workers.pop(addresses)
+        serving = {(one.uid, one.worker, one.server): one for one in listed if one.server}
+        for key in self._workers.keys() - serving.keys():
+            worker = self._workers.pop(key)
             worker.usable = False
             if worker.poller is not None:
                 worker.poller.cancel()
-            log.info("worker %s at %s is gone", addresses.pod, addresses.server)
-        for addresses in listed:
-            if addresses not in self._workers:
-                worker = self._workers[addresses] = Worker(addresses)
-                worker.poller = asyncio.create_task(self._poll(worker, session))
-                log.info("worker %s at %s is listed", addresses.pod, addresses.server)
+            log.info("worker %s at %s is gone", worker.addresses.pod, worker.addresses.server)
+        for key, addresses in serving.items():
+            known = self._workers.get(key)
+            if known is not None:
+                known.addresses = addresses
+                continue
+            worker = self._workers[key] = Worker(addresses)
+            worker.poller = asyncio.create_task(self._poll(worker, session))
+            log.info("worker %s at %s is listed", addresses.pod, addresses.server)
 
     async def _poll(self, worker: Worker, session: aiohttp.ClientSession) -> None:
         while True:

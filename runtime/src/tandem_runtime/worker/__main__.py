@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from tandem_crds.role_config import Role, RoleConfig
 
 from ..instance import Instance
-from ..process import child_environment, command, die_with_parent
+from ..process import child_environment, command, die_with_parent, last_words
 
 log = logging.getLogger("tandem.pod")
 FAREWELL_S = 1.0
@@ -114,7 +114,7 @@ async def run(config: RoleConfig, config_path: Path, instance: Instance) -> int:
         if code == EXIT_CONFIGURATION:
             return EXIT_CONFIGURATION
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
-        log.error("the %s process ended %s", part.name, how)
+        last_words(f"the {part.name} process ended {how}")
         return 1
     finally:
         stop.cancel()
@@ -148,7 +148,7 @@ def main() -> int:
         config = RoleConfig.model_validate_json(arguments.config.read_bytes())
         instance = Instance.from_environment(dict(os.environ))
     except (OSError, ValidationError, ValueError) as error:
-        print(f"error: {arguments.config}: {error}", file=sys.stderr)
+        last_words(f"{arguments.config}: {error}")
         return EXIT_CONFIGURATION
     # Always a fresh one: sockets and the port of a former run in the same place would be taken for ours.
     with tempfile.TemporaryDirectory(prefix="pod-", dir=instance.run_dir or None) as run_dir:

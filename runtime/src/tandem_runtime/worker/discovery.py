@@ -1,6 +1,6 @@
 """Find the prefill workers of a decode worker: who exists, and where their fabric listens.
 
-Knows: the peer file and `/peer`. Does not know: HELLO, health (the messenger's).
+Knows: a source of peers and `/peer`. Does not know: HELLO, health (the messenger's).
 
 Who exists comes from a `PeerSource`; endpoints carry ip:port only, and fabric addresses are opaque, so each
 worker's `/peer` is asked for its own, authenticated both ways with the peer key. An answer is asked for again
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..instance import Addresses
     from ..messenger.authentication import PeerKeys
-    from ..peer_file import PeerSource
+    from ..peer_source import PeerSource
 
 log = logging.getLogger("tandem.discovery")
 PERIOD_S = 0.5

@@ -41,8 +41,8 @@ from ..messenger.manifest import manifest_of
 from ..messenger.ports import Identity
 from ..messenger.prefill_messenger import PrefillMessenger
 from ..messenger.wire import Region
-from ..peer_file import PeerFileSource
-from ..process import boot_id, die_with_parent, start_time
+from ..peer_source import PeerSource, peer_source
+from ..process import boot_id, die_with_parent, last_words, start_time
 from .decode_side import DecodeSide
 from .discovery import Discovery, PeerInfo
 from .engine_loop import EngineLoop
@@ -119,6 +119,9 @@ class Lead:
         self._decode: DecodeMessenger | None = None
         self._prefill: PrefillMessenger | None = None
         self._discovery: Discovery | None = None
+        self._source: PeerSource | None = None
+        if config.role is Role.DECODE:
+            self._source = peer_source(instance.peers, instance.peer_selector)
 
     def drain(self) -> None:
         """Take nothing new, finish what runs, then `run` returns; after `drain_seconds` it gives up on the
@@ -137,7 +140,8 @@ class Lead:
             self._open_fabric()
             tasks.append(asyncio.create_task(self._loop.run()))
             tasks.append(asyncio.create_task(self._watch_fabric()))
-            if self._discovery is not None:
+            if self._discovery is not None and self._source is not None:
+                tasks.append(asyncio.create_task(self._source.follow()))
                 tasks.append(asyncio.create_task(self._discovery.run()))
             self.ready = True
             self._server.greet(self._limits())
@@ -188,6 +192,7 @@ class Lead:
             "uid": self.instance.uid,
             "role": self.config.role.value,
             "kv_key": self.config.kv_key,
+            "provider": self._fabric.info.provider if self._fabric is not None else "",
             "load_progress": round(self._ranks.progress, 3),
             "ready": self.ready,
             "draining": self._draining.is_set(),
@@ -201,6 +206,7 @@ class Lead:
             },
             "steps": self._loop.steps,
             "pages": self._pages(),
+            "peer_source_fault": self._source.fault if self._source is not None else "",
             "incompatible": self._discovery.incompatible if self._discovery is not None else {},
             **(
                 messenger.snapshot()
@@ -327,8 +333,9 @@ class Lead:
         decode_side.attach(self._decode)
         self._loop.side = decode_side
         self._decode.start()
+        assert self._source is not None
         self._discovery = Discovery(
-            PeerFileSource(Path(instance.peers)),
+            self._source,
             self._keys,
             config.kv_key,
             fabric.info.provider,
@@ -404,6 +411,8 @@ async def _serve(config: RoleConfig, instance: Instance) -> None:
         raise ConfigurationError(
             f"cannot listen on {instance.host}:{instance.worker_port}: {error.strerror}"
         ) from error
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lead.drain)
     await lead.run()
 
@@ -420,10 +429,10 @@ def main() -> int:
     try:
         uvloop.run(_serve(config, instance))
     except (ConfigurationError, LoadError, ProviderError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        last_words(error)
         return EXIT_CONFIGURATION
     except (RankError, FabricError) as error:
-        log.error("%s", error)
+        last_words(error)
         return 1
     except KeyboardInterrupt:
         log.info("stopped")
