@@ -7,6 +7,8 @@ from worlds import World, container, ended, manifest, settings, status
 
 from tandem_crds.model import DisaggregatedModel
 from tandem_operator import pods as pods_of
+from tandem_operator.conditions import PAIRING_S
+from tandem_operator.desired import PAIRING_S as PAIRING_AGAIN_S
 from tandem_operator.desired import desired
 from tandem_operator.objects import SERVICE
 from tandem_operator.observed import Arrivals, WorkerState
@@ -307,10 +309,39 @@ def test_workers_that_stay_apart_are_told():
 )
 def test_the_fabric_is_what_workers_say_it_is(state, condition, words):
     world = settled()
+    world.now += PAIRING_S
     report(world, "decode", **state)
     world.run()
     assert world.condition("FabricReady") == condition
     assert words in world.message("FabricReady")
+
+
+def test_workers_have_a_while_to_pair_before_it_is_a_fault_and_are_asked_again_meanwhile():
+    world = settled()
+    world.now += 100
+    ready = world.of_role("prefill")[0]["status"]["conditions"][0]
+    ready["lastTransitionTime"] = text(world.now)
+    report(world, "decode", provider="net", paired=False)
+    plan = world.plan()
+    world.run()
+    assert world.condition("FabricReady") == ("Unknown", "Pairing")
+    assert world.condition("Ready") == ("False", "Pairing")
+    assert plan.requeue_s == PAIRING_AGAIN_S
+    report(world, "decode", provider="net", paired=True)
+    world.run()
+    assert world.condition("Ready") == ("True", "Ready")
+    assert world.plan().requeue_s is None
+
+
+def test_a_prefill_that_has_gone_is_not_a_pairing_fault():
+    """Available tells that; the fabric did nothing wrong."""
+    world = settled()
+    world.now += 100
+    for pod in world.of_role("prefill"):
+        pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}
+    report(world, "decode", provider="net", paired=False)
+    world.run()
+    assert world.condition("FabricReady") == ("True", "ProviderInUse")
 
 
 def test_a_foreign_object_at_our_name_is_named_and_left_alone():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 STATE = {
     "version": 1,
     "load_progress": 0.499,
+    "role": "decode",
     "paired": True,
     "provider": "net",
     "requests": {"running": 2, "waiting": 1, "blocked": 3, "outstanding": 9},

@@ -286,7 +286,8 @@ class World:
             if "containerStatuses" not in pod["status"]:
                 pod["status"] = status(container("inspect", terminated=self.inspection()))
         elif pod["status"] == {"phase": "Pending"} and self.becomes_ready(pod):
-            pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": text(self.now)}
+            pod["status"] = {"phase": "Running", "conditions": [ready]}
 
 
 def is_up(pod: Obj) -> bool:

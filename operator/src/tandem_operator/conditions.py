@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Truth = Literal["True", "False", "Unknown"]
 ROLES = (Role.PREFILL, Role.DECODE)
+# Greeting a peer takes a second or two once both are ready; a longer silence between them is a fault.
+PAIRING_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Findings:
     pods: tuple[Obj, ...]
     workers: Mapping[str, WorkerState]
     scaling: ScalingVerdict
+    now: float  # Unix seconds
     refusal: Refusal | None = None
     obstacles: tuple[tuple[Reason, str], ...] = ()  # to single writes, the worst first
     inspection: Inspection | None = None
@@ -103,14 +106,14 @@ class Findings:
 def verdicts(found: Findings) -> list[Verdict]:
     """In the order in which a reader asks."""
     reconciled, available, compatible = _reconciled(found), _available(found), _compatible(found)
-    progressing = _progressing(found)
+    progressing, fabric_ready = _progressing(found), _fabric_ready(found)
     return [
-        _ready(found, reconciled, available, compatible, progressing),
+        _ready(found, reconciled, available, compatible, progressing, fabric_ready),
         reconciled,
         available,
         progressing,
         compatible,
-        _fabric_ready(found),
+        fabric_ready,
         Verdict("ScalingActive", found.scaling.status, found.scaling.reason, found.scaling.message),
     ]
 
@@ -210,7 +213,7 @@ def _compatible(found: Findings) -> Verdict:
         return verdict("Unknown", *_without_facts(found))
     newest = found.pair.decode
     text = f"prefill and decode agree on KV key {newest.kv_key} and on up to {newest.max_model_len} tokens"
-    return verdict("True", Reason.AGREED, f"{text}; no worker objects")
+    return verdict("True", Reason.AGREED, f"{text}; no worker disagrees")
 
 
 def _fabric_ready(found: Findings) -> Verdict:
@@ -230,16 +233,17 @@ def _fabric_ready(found: Findings) -> Verdict:
                 f"pod {name_of(pod)} uses libfabric provider {state.provider}; profile {newest.profile} "
                 f"wants {' or '.join(newest.providers)}: its log says why its devices are not used",
             )
-    prefill_keys = set(map(pods.kv_key, found.ready(Role.PREFILL)))
-    decode = [(pod, state) for pod, state in _told(found) if _role(pod) == Role.DECODE and pods.is_ready(pod)]
-    for pod, state in decode:
-        if state.paired is False and pods.kv_key(pod) in prefill_keys:
+    for pod, could_pair_s in _unpaired(found):
+        if could_pair_s < PAIRING_S:
             return verdict(
-                "False",
-                Reason.NOT_PAIRED,
-                f"decode pod {name_of(pod)} has not reached any prefill pod, though one of its KV key is "
-                "ready; see its log, and whether the network lets the pods' fabric ports through",
+                "Unknown", Reason.PAIRING, f"decode pod {name_of(pod)} is being paired with its prefill peers"
             )
+        return verdict(
+            "False",
+            Reason.NOT_PAIRED,
+            f"decode pod {name_of(pod)} has not reached any prefill pod, though one of its KV key is "
+            "ready; see its log, and whether the network lets the pods' fabric ports through",
+        )
     if not providers:
         return verdict("Unknown", Reason.NOT_REPORTED, "no worker has told which libfabric provider it uses")
     return verdict(
@@ -248,9 +252,16 @@ def _fabric_ready(found: Findings) -> Verdict:
 
 
 def _ready(
-    found: Findings, reconciled: Verdict, available: Verdict, compatible: Verdict, progressing: Verdict
+    found: Findings,
+    reconciled: Verdict,
+    available: Verdict,
+    compatible: Verdict,
+    progressing: Verdict,
+    fabric_ready: Verdict,
 ) -> Verdict:
-    """Reconciled and Available, Compatible not False, all pods up to date, and a router to reach them by."""
+    """Reconciled and Available, Compatible not False, all pods up to date and, where they tell, paired, and a
+    router to reach them by.
+    """
     if reconciled.status != "True":
         return Verdict("Ready", "False", reconciled.reason, reconciled.message)
     if compatible.status == "False":
@@ -262,6 +273,8 @@ def _ready(
     if found.router_wanted and not found.router_ready:
         text = f"no router pod is ready; {_why_not_ready(found)}"
         return Verdict("Ready", "False", Reason.ROUTER_NOT_READY, text)
+    if fabric_ready.reason in (Reason.PAIRING, Reason.NOT_PAIRED):
+        return Verdict("Ready", "False", fabric_ready.reason, fabric_ready.message)
     return Verdict("Ready", "True", Reason.READY, "requests are answered by pods of the newest revision")
 
 
@@ -303,6 +316,25 @@ def _told(found: Findings) -> list[tuple[Obj, WorkerState]]:
         for pod in sorted(own, key=name_of)
         if pods.revision(pod) in newest and uid_of(pod) in found.workers
     ]
+
+
+def _unpaired(found: Findings) -> Iterable[tuple[Obj, float]]:
+    """Ready decode pods that say they have no prefill peer, though one is ready; and for how long one is. The
+    longest first.
+    """
+    prefill = {
+        key: min(pods.ready_since(pod) for pod in found.ready(Role.PREFILL) if pods.kv_key(pod) == key)
+        for key in set(map(pods.kv_key, found.ready(Role.PREFILL)))
+    }
+    lonely = [
+        (pod, found.now - max(pods.ready_since(pod), prefill[pods.kv_key(pod)]))
+        for pod, state in _told(found)
+        if _role(pod) == Role.DECODE
+        and pods.is_ready(pod)
+        and state.paired is False
+        and pods.kv_key(pod) in prefill
+    ]
+    return sorted(lonely, key=lambda one: -one[1])
 
 
 def _disagreements(found: Findings) -> Iterable[str]:

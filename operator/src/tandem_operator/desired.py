@@ -25,7 +25,7 @@ from tandem_crds import names
 from tandem_crds.role_config import Role, RoleConfigError
 
 from . import autoscale, generations, pods
-from .conditions import ROLES, Findings, ScalingVerdict
+from .conditions import ROLES, Findings, ScalingVerdict, verdicts
 from .inspection import inspect
 from .objects import (
     CHILD_KINDS,
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 # A pass without an event: pods report events, workers do not.
 LOADING_S = 10.0
+# Workers cause no events when they have paired: they are asked.
+PAIRING_S, UNREPORTED_S = 2.0, 30.0
 SCALING_S = 15.0
 
 
@@ -103,6 +105,7 @@ def desired(observed: Observed, settings: Settings, now: float) -> Plan:
         None if decision is None else scaling_status(previous, decision, model.spec.decode.replicas, now)
     )
     found = Findings(
+        now=now,
         pods=observed.pods,
         workers=observed.workers,
         scaling=_not_scaled(model) if decision is None else scaling_verdict(decision, scaling or {}),
@@ -146,6 +149,7 @@ def _refused(observed: Observed, model: DisaggregatedModel | None, refused: Refu
     """Children stay as they are: what served goes on serving."""
     previous = observed.parent.get("status") or {}
     found = Findings(
+        now=now,
         pods=observed.pods,
         workers=observed.workers,
         scaling=ScalingVerdict("Unknown", refused.reason, "not looked at; see Reconciled"),
@@ -373,4 +377,7 @@ def _requeue_s(model: DisaggregatedModel, found: Findings, inspection: Inspectio
     )
     if found.pair is not None and not settled:
         waits.append(LOADING_S)
+    fabric = next((one for one in verdicts(found) if one.type == "FabricReady"), None)
+    if settled and fabric is not None and fabric.status != "True":
+        waits.append(PAIRING_S if fabric.reason == Reason.PAIRING else UNREPORTED_S)
     return min(waits, default=None)

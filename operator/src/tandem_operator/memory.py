@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NOT_READY_S = 10.0  # how old the state of a worker that is not ready may be
 READY_S = 60.0
+UNSETTLED_S = 1.5  # of one that is, but whose last answer was from before, or that could not be asked
 SECRET_S = 30.0  # while the model is new: an earlier model's Secret of that name may still be on its way out
 SECRET_OLD_S = 600.0
 REJECTED_S = 600.0  # an object that the server refuses is sent again then, if nothing changes
@@ -37,9 +38,16 @@ class Memory:
 
     def due(self, ready: Mapping[str, bool], now: float) -> set[str]:
         """UIDs of the workers whose state is too old, or was never asked."""
-        ages = {uid: now - at for uid, (at, _) in self.states.items()}
-        limit = {True: READY_S, False: NOT_READY_S}
-        return {uid for uid, is_ready in ready.items() if ages.get(uid, READY_S) >= limit[is_ready]}
+        return {uid for uid, is_ready in ready.items() if self._is_old(uid, is_ready, now)}
+
+    def _is_old(self, uid: str, is_ready: bool, now: float) -> bool:
+        if uid not in self.states:
+            return True
+        at, state = self.states[uid]
+        if not is_ready:
+            return now - at >= NOT_READY_S
+        settled = state.provider is not None and state.paired is not False
+        return now - at >= (READY_S if settled else UNSETTLED_S)
 
     def heard(self, states: Mapping[str, WorkerState], now: float) -> None:
         self.states |= {uid: (now, state) for uid, state in states.items()}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tandem_crds import names
 
+from . import timestamps
 from .objects import is_terminating, labels_of, name_of
 from .reasons import Reason
 
@@ -108,6 +109,11 @@ def condition(obj: Obj, kind: str) -> Obj:
 
 def is_ready(pod: Obj) -> bool:
     return not is_terminating(pod) and condition(pod, "Ready").get("status") == "True"
+
+
+def ready_since(pod: Obj) -> float:
+    """Unix seconds; 0 where it is not told."""
+    return timestamps.seconds(condition(pod, "Ready").get("lastTransitionTime") or "1970-01-01T00:00:00Z")
 
 
 def is_unschedulable(pod: Obj) -> bool:

@@ -53,6 +53,7 @@ class Reason(enum.StrEnum):
     PEERS_DISAGREE = "PeersDisagree"
     PROVIDER_IN_USE = "ProviderInUse"
     OTHER_PROVIDER = "OtherProvider"
+    PAIRING = "Pairing"
     NOT_PAIRED = "NotPaired"
     NOT_REPORTED = "NotReported"
 

@@ -101,7 +101,8 @@ def worker_state(text: str) -> WorkerState:
     under_way = [counts[key] for key in ("running", "waiting", "blocked") if _is_count(counts.get(key))]
     return WorkerState(
         loaded_percent=int(min(max(progress, 0), 1) * 100) if isinstance(progress, int | float) else None,
-        paired=paired if isinstance(paired, bool) else None,
+        # Only decode pairs; a prefill is found by it.
+        paired=paired if isinstance(paired, bool) and document.get("role") == "decode" else None,
         provider=provider if isinstance(provider, str) and provider else None,
         running=sum(under_way) if under_way else None,
         incompatible={str(pod): str(why) for pod, why in incompatible.items()}
