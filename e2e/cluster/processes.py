@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +20,24 @@ if TYPE_CHECKING:
 
 
 def spawn(layout: Layout, name: str, *command: str | Path, env: Mapping[str, str] | None = None) -> None:
-    with (layout.logs / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, **(env or {})},
+    """It outlives this process, and nobody waits for it: so no `Popen`, which wants to be waited for."""
+    words = [str(word) for word in command]
+    log = os.open(layout.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        pid = os.posix_spawnp(
+            words[0],
+            words,
+            {**os.environ, **(env or {})},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ],
+            setsid=True,
         )
-    (layout.processes / name).write_text(f"{process.pid} {start_time(process.pid)}")
+    finally:
+        os.close(log)
+    (layout.processes / name).write_text(f"{pid} {start_time(pid)}")
 
 
 def start_time(pid: int) -> str:
