@@ -10,6 +10,7 @@ from tandem_operator import pods as pods_of
 from tandem_operator.conditions import PAIRING_S
 from tandem_operator.desired import PAIRING_S as PAIRING_AGAIN_S
 from tandem_operator.desired import desired
+from tandem_operator.generations import AVAILABLE_S
 from tandem_operator.objects import SERVICE
 from tandem_operator.observed import Arrivals, WorkerState
 from tandem_operator.timestamps import text
@@ -330,6 +331,7 @@ def test_workers_have_a_while_to_pair_before_it_is_a_fault_and_are_asked_again_m
     report(world, "decode", provider="net", paired=True)
     world.run()
     assert world.condition("Ready") == ("True", "Ready")
+    world.now += AVAILABLE_S
     assert world.plan().requeue_s is None
 
 

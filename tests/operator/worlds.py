@@ -15,6 +15,7 @@ import yaml
 
 from tandem_crds.role_config import ModelFacts
 from tandem_operator.desired import desired
+from tandem_operator.generations import AVAILABLE_S
 from tandem_operator.objects import (
     CHILD_KINDS,
     CONFIG_MAP,
@@ -158,11 +159,13 @@ class World:
         return self.execute(self.plan(with_settings))
 
     def settle(self, with_settings: Settings | None = None, passes: int = 200) -> None:
-        """Passes and ticks until neither changes anything."""
+        """Passes and ticks until nothing has changed for longer than the operator lets pods settle."""
+        quiet = 0
         for _ in range(passes):
             changed = self.run(with_settings)
             moved = self.tick()
-            if not changed and not moved:
+            quiet = 0 if changed or moved else quiet + 1
+            if quiet > AVAILABLE_S:
                 return
         raise AssertionError(f"still moving after {passes} passes: {self.conditions()}")
 

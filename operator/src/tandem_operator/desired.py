@@ -84,7 +84,7 @@ def desired(observed: Observed, settings: Settings, now: float) -> Plan:
     except RoleConfigError as error:
         misfit = str(error)
     front = newest_router(model, settings, observed.children.get(CONFIG_MAP, ()))
-    workers = _workers(observed, model, pair, stored) if pair is not None else _Workers()
+    workers = _workers(observed, model, pair, stored, now) if pair is not None else _Workers()
     bodies = [*_access(model), *_router(model, front, observed), *inspection.apply, *workers.bodies]
     free, taken = _not_taken(observed, bodies)
     keep = inspection.keep | workers.keep | _kept_of_router(observed, model, front)
@@ -187,11 +187,13 @@ def _kept_of_router(
     return frozenset((CONFIG_MAP, names.router_revision(model.metadata.name, str(one))) for one in kept)
 
 
-def _workers(observed: Observed, model: DisaggregatedModel, pair: Pair, stored: list[Revision]) -> _Workers:
+def _workers(
+    observed: Observed, model: DisaggregatedModel, pair: Pair, stored: list[Revision], now: float
+) -> _Workers:
     name, spec = model.metadata.name, model.spec
     step = next_step(
-        generations.role_state(observed, Role.PREFILL, spec.prefill_replicas, pair.prefill),
-        generations.role_state(observed, Role.DECODE, spec.decode.replicas, pair.decode),
+        generations.role_state(observed, Role.PREFILL, spec.prefill_replicas, pair.prefill, now),
+        generations.role_state(observed, Role.DECODE, spec.decode.replicas, pair.decode, now),
         max_surge=spec.rollout.max_surge,
         max_unavailable=spec.rollout.max_unavailable,
     )
@@ -377,7 +379,11 @@ def _requeue_s(model: DisaggregatedModel, found: Findings, inspection: Inspectio
     )
     if found.pair is not None and not settled:
         waits.append(LOADING_S)
+        if any(generations.is_settling(pod, found.now) for pod in found.pods):
+            waits.append(generations.AVAILABLE_S)
     fabric = next((one for one in verdicts(found) if one.type == "FabricReady"), None)
-    if settled and fabric is not None and fabric.status != "True":
-        waits.append(PAIRING_S if fabric.reason == Reason.PAIRING else UNREPORTED_S)
+    if fabric is not None and fabric.reason == Reason.PAIRING:
+        waits.append(PAIRING_S)
+    elif settled and fabric is not None and fabric.status != "True":
+        waits.append(UNREPORTED_S)
     return min(waits, default=None)

@@ -8,19 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tandem_crds import names
+from tandem_crds.role_config import Role
 
 from . import pods
-from .objects import DEPLOYMENT, is_terminating, labels_of
+from .objects import DEPLOYMENT, is_terminating, labels_of, uid_of
 from .rollout import Generation, RoleState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tandem_crds.role_config import Role
-
     from .objects import Obj
     from .observed import Observed
     from .revision import Revision
+
+# Routers hear of a ready pod and ask it within a second.
+AVAILABLE_S = 2.0
 
 
 def deployments(observed: Observed, role: Role) -> dict[str, Obj]:
@@ -38,27 +40,55 @@ def role_pods(observed: Observed, role: Role) -> dict[str, list[Obj]]:
     return by_revision
 
 
-def role_state(observed: Observed, role: Role, wanted: int, newest: Revision) -> RoleState:
-    """Pods that outlive their Deployment, deleted by hand, form a generation that wants none."""
+def is_settling(pod: Obj, now: float) -> bool:
+    """Ready, but for too short a while to count on."""
+    return pods.is_ready(pod) and now - pods.ready_since(pod) < AVAILABLE_S
+
+
+def _unavailable(observed: Observed, role: Role, now: float) -> set[str]:
+    """UIDs of ready pods that cannot stand in for others yet: routers have not heard of them, or, of decode,
+    they say that they have not reached a prefill pod of their KV key, though one is ready.
+    """
+    prefill = {pods.kv_key(pod) for pod in pods.of_role(observed.pods, Role.PREFILL) if pods.is_ready(pod)}
+    found = set()
+    for pod in pods.of_role(observed.pods, role):
+        state = observed.workers.get(uid_of(pod))
+        lonely = role is Role.DECODE and state is not None and state.paired is False
+        if is_settling(pod, now) or (lonely and pods.kv_key(pod) in prefill):
+            found.add(uid_of(pod))
+    return found
+
+
+def role_state(observed: Observed, role: Role, wanted: int, newest: Revision, now: float) -> RoleState:
+    """Pods that outlive their Deployment, deleted by hand, form a generation that wants none.
+
+    Of the newest generation only those pods count as ready that can stand in for old ones.
+    """
+    unavailable = _unavailable(observed, role, now)
     controllers, running = deployments(observed, role), role_pods(observed, role)
     return RoleState(
         wanted=wanted,
         newest=newest.name,
         newest_kv_key=newest.kv_key,
         generations=tuple(
-            _generation(revision, controllers.get(revision), running.get(revision, []))
+            _generation(
+                revision,
+                controllers.get(revision),
+                running.get(revision, []),
+                unavailable if revision == newest.name else set(),
+            )
             for revision in sorted({*controllers, *running})
         ),
     )
 
 
-def _generation(revision: str, controller: Obj | None, own: list[Obj]) -> Generation:
+def _generation(revision: str, controller: Obj | None, own: list[Obj], unavailable: set[str]) -> Generation:
     labelled = controller or own[0]
     return Generation(
         revision=revision,
         kv_key=labels_of(labelled).get(names.LABEL_KV_KEY, ""),
         replicas=0 if controller is None else controller["spec"].get("replicas", 1),
-        ready=sum(map(pods.is_ready, own)),
+        ready=sum(pods.is_ready(pod) and uid_of(pod) not in unavailable for pod in own),
         pods=len(pods.present(own)),
         terminating=sum(map(is_terminating, own)),
     )

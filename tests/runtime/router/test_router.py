@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
+import msgspec
 import pytest
 from loopback_worker import HALF_EVENT, LoopbackWorker
 from yarl import URL
@@ -348,6 +349,24 @@ async def test_requests_that_came_by_other_routers_count_too(deployment: Deploym
     for _ in range(4):
         assert await deployment.status("/v1/echo") == 200
     assert (len(a.seen), len(b.seen)) == (0, 4)
+
+
+async def test_a_worker_about_to_end_is_asked_only_where_it_is_the_last(deployment: Deployment) -> None:
+    """Between its pod's deletion and its own word that it drains, it answers as ever."""
+    await deployment.add("staying", "leaving")
+    workers = deployment.router.workers
+    for worker in workers:
+        if worker.addresses.pod == "leaving":
+            worker.addresses = msgspec.structs.replace(worker.addresses, draining=True)
+    staying = workers.choose(())
+    assert staying is not None
+    assert staying.addresses.pod == "staying"
+    assert workers.choose(()) is staying, "it does not take turns with one that leaves"
+    leaving = workers.choose((staying,))
+    assert leaving is not None
+    assert leaving.addresses.pod == "leaving"
+    staying.usable = False
+    assert workers.serving
 
 
 async def test_a_worker_that_left_the_list_gets_nothing_more(deployment: Deployment) -> None:

@@ -65,11 +65,6 @@ class Worker:
     poller: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
-    def able(self) -> bool:
-        """Whether it may be given a new request."""
-        return self.usable and not self.addresses.draining
-
-    @property
     def load(self) -> int:
         return self.outstanding + self.elsewhere
 
@@ -87,14 +82,18 @@ class Workers:
 
     @property
     def serving(self) -> bool:
-        return any(worker.able for worker in self._workers.values())
+        return any(worker.usable for worker in self._workers.values())
 
     def choose(self, refused: Collection[Worker]) -> Worker | None:
-        """The able worker with the least load, except `refused`; of equals, the one idle for longest."""
-        candidates = [worker for worker in self._workers.values() if worker.able and worker not in refused]
+        """The usable worker with the least load, except `refused`; of equals, the one idle for longest.
+
+        One that is about to end is given a request only where it is the last: it still answers, and says in
+        its state when it no longer does.
+        """
+        candidates = [worker for worker in self._workers.values() if worker.usable and worker not in refused]
         if not candidates:
             return None
-        worker = min(candidates, key=lambda worker: (worker.load, worker.last_chosen))
+        worker = min(candidates, key=lambda one: (one.addresses.draining, one.load, one.last_chosen))
         worker.last_chosen = next(self._choices)
         return worker
 
