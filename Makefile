@@ -4,14 +4,17 @@ FILE ?= examples/smollm2.yaml
 ASK ?= What is the capital of France?
 MODELS ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/tandem/models
 
-.PHONY: setup demo up test lint type fmt bench crds check-generated help cluster cluster-down
+.PHONY: setup demo ask up test e2e lint type fmt bench crds check-generated help cluster cluster-down
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
 setup:           ## install what is missing: Debian packages, uv, the locked environment
 	@scripts/setup
 
-demo: setup      ## ask a real model one question, prefilled and decoded by two processes (ASK="...")
+demo: setup      ## a two-node cluster, the chart, one manifest, one question to it (ASK="...")
+	@$(BIN)/python -m e2e.demo --ask "$(ASK)" $(FILE)
+
+ask: setup       ## the same question without a cluster: the manifest as local processes
 	@$(BIN)/python -m tandem_runtime.up.demo_model >/dev/null
 	@$(BIN)/tandem up $(FILE) --volume models=$(MODELS) --ask "$(ASK)"
 
@@ -21,6 +24,9 @@ up: setup        ## serve FILE=examples/smollm2.yaml on this machine until Ctrl-
 
 test: setup      ## the whole test suite
 	@$(BIN)/pytest
+
+e2e: setup       ## the product on a real two-node cluster (root; once about 6 minutes more)
+	@$(BIN)/pytest e2e/tests
 
 lint: setup      ## ruff, import rules, generated files
 	@$(BIN)/ruff check .

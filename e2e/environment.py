@@ -63,8 +63,12 @@ def values(**overrides: Any) -> dict[str, Any]:
     }
 
 
-def _claim(namespace: str, name: str, path: Path) -> list[dict[str, Any]]:
+def volume_name(namespace: str, claim: str) -> str:
     """A claim belongs to a namespace, and a volume to one claim."""
+    return f"{namespace}-{claim}"
+
+
+def _claim(namespace: str, name: str, path: Path) -> list[dict[str, Any]]:
     common = {
         "accessModes": ["ReadOnlyMany"],
         "storageClassName": "",
@@ -73,7 +77,7 @@ def _claim(namespace: str, name: str, path: Path) -> list[dict[str, Any]]:
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": f"{namespace}-{name}"},
+        "metadata": {"name": volume_name(namespace, name)},
         "spec": {
             **common,
             "capacity": size,
@@ -86,6 +90,6 @@ def _claim(namespace: str, name: str, path: Path) -> list[dict[str, Any]]:
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {**common, "resources": {"requests": size}, "volumeName": f"{namespace}-{name}"},
+        "spec": {**common, "resources": {"requests": size}, "volumeName": volume_name(namespace, name)},
     }
     return [volume, claim]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import environment
 from .cluster import tools
-from .cluster.commands import run
+from .cluster.commands import ClusterError, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,11 @@ class Installation:
         self.kubectl = kubectl.within(namespace)
 
     def prepare(self, models: Path | None = None, *, in_namespace: str = "default") -> None:
-        """Namespaces that enforce PodSecurity `restricted`, and the claims that bring code and model."""
+        """Namespaces that enforce PodSecurity `restricted`, and the claims that bring code and model.
+
+        Raises ClusterError where the cluster's pods run another checkout.
+        """
+        self._must_be_of_this_checkout()
         namespaces = [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
             for name in (self.namespace, in_namespace)
@@ -37,6 +41,14 @@ class Installation:
                 *environment.claims(in_namespace, models),
             ]
         )
+
+    def _must_be_of_this_checkout(self) -> None:
+        volumes = self.kubectl.find("persistentvolumes")
+        name = environment.volume_name(self.namespace, environment.CLAIM)
+        found = next((one for one in volumes if one["metadata"]["name"] == name), None)
+        path = found["spec"]["hostPath"]["path"] if found else str(environment.REPOSITORY)
+        if path != str(environment.REPOSITORY):
+            raise ClusterError(f"the pods of this cluster run {path}: end it there with `make cluster-down`")
 
     def install(self, **values: Any) -> None:
         """Or upgrade; returns when the operator is ready."""

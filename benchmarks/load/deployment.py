@@ -19,7 +19,7 @@ import aiohttp
 
 from tandem_crds.model import load_manifest
 from tandem_runtime import process
-from tandem_runtime.cli.inspect import model_facts
+from tandem_runtime.cli.inspect import model_facts, resolve
 from tandem_runtime.up.deployment import plan_workers
 from tandem_runtime.up.supervisor import Supervisor
 
@@ -106,7 +106,8 @@ async def deployed(
 ) -> AsyncIterator[Deployment]:
     """`cpus` are the workers' cores, prefill's first. Raises DeploymentError, TimeoutError."""
     manifest = load_manifest(json.dumps(configuration.manifest(model)), configuration.name)
-    facts, path = model_facts(manifest.spec.model.uri, {})
+    uri = manifest.spec.model.uri
+    facts, path = model_facts(uri, {}), resolve(uri, {})
     plans = plan_workers(
         manifest, facts, path, mixed=configuration.mixed, providers=list(configuration.providers)
     )

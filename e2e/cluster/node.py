@@ -100,10 +100,10 @@ def _remove_cgroup(group: Path) -> None:
             wait.again()
 
 
-def require() -> None:
-    """Raises ClusterError with what this machine lacks for nodes, and how to get it."""
+def not_permitted() -> str:
+    """What this process may not do that nodes need; nothing if it may."""
     if os.geteuid() != 0:
-        raise ClusterError("nodes need root: namespaces, mounts, bridges. As a user: --bare, or `tandem up`")
+        return "nodes need root, for namespaces, mounts and bridges"
     held = int(
         next(
             line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line
@@ -111,8 +111,13 @@ def require() -> None:
         16,
     )
     lacking = [name for bit, name in ((21, "CAP_SYS_ADMIN"), (12, "CAP_NET_ADMIN")) if not held >> bit & 1]
-    if lacking:
-        raise ClusterError(f"nodes need {' and '.join(lacking)}, which this process does not hold")
+    return f"nodes need {' and '.join(lacking)}, which this process does not hold" if lacking else ""
+
+
+def require() -> None:
+    """Installs what is missing. Raises ClusterError with what this machine lacks, and how to get it."""
+    if reason := not_permitted():
+        raise ClusterError(f"{reason}. Without: `--bare`, or `tandem up`")
     packages = {
         "containerd": "containerd",
         "runc": "runc",

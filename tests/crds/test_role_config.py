@@ -202,7 +202,6 @@ def test_the_embedded_mode_takes_the_manifest_of_the_demo() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"spec__model__uri": "hf://a/b"}, "spec.model.uri"),
         ({"spec__model__uri": "oci://a"}, "spec.model.uri"),
         ({"spec__engine": {"speculative": {"method": "NGram"}}}, "spec.engine.speculative.method"),
         ({"spec__engine": {"kvCacheDtype": "float8_e4m3"}}, "spec.engine.kvCacheDtype"),

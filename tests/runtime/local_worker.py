@@ -25,7 +25,7 @@ import msgspec
 
 from tandem_crds.model import load_manifest
 from tandem_crds.role_config import Role, RoleConfig, build_role_config
-from tandem_runtime.cli.inspect import model_facts
+from tandem_runtime.cli.inspect import model_facts, resolve
 from tandem_runtime.engine import rank as rank_process
 from tandem_runtime.engine.request import SamplingParams
 from tandem_runtime.instance import Addresses, Instance, PeerFile
@@ -54,7 +54,8 @@ def role_config(model_dir: Path, role: Role, provider: str = "net", **limits: in
             "decode": {"replicas": 1, "engine": {"kvCacheMemory": "8Mi"}},
         },
     }
-    facts, path = model_facts(f"file://{model_dir}", {})
+    uri = f"file://{model_dir}"
+    facts, path = model_facts(uri, {}), resolve(uri, {})
     config = build_role_config(load_manifest(json.dumps(manifest), "test"), facts, role, str(path))
     pages = limits.pop("pages", config.kv.pages)
     return config.model_copy(

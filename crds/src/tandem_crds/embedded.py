@@ -18,8 +18,10 @@ def unsupported_by_embedded(model: DisaggregatedModel) -> list[str]:
     spec = model.spec
     problems = []
     scheme = spec.model.uri.split("://")[0]
-    if scheme not in ("pvc", "file"):
-        problems.append(f"spec.model.uri is {spec.model.uri}; supported without a cluster: pvc://, file://")
+    if scheme == "oci":
+        problems.append(
+            f"spec.model.uri is {spec.model.uri}; supported without a cluster: hf://, pvc://, file://"
+        )
     if spec.engine.speculative.method != "None":
         problems.append(
             f"spec.engine.speculative.method is {spec.engine.speculative.method}; supported so far: None"

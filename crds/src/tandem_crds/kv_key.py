@@ -29,6 +29,7 @@ def kv_key(facts: ModelFacts, dtype: str, page_tokens: int) -> str:
         facts.layers,
         facts.kv_heads,
         facts.head_dim,
+        *([facts.kv_latent] if facts.kv_latent else []),
         facts.wire_version,
     )
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:LENGTH]

@@ -43,12 +43,14 @@ class ModelFacts(Frozen):
     heads: int
     kv_heads: int
     head_dim: int
+    kv_latent: int = 0  # MLA: elements that a token caches in a layer, on every rank; 0: keys and values
     vocab_size: int
     max_position_embeddings: int
     dtype: str  # the checkpoint's
     weights_nbytes: int
     eos_token_ids: list[int]
     has_chat_template: bool
+    engine_refuses: str = ""  # why the engine that read them cannot compute this model
     wire_version: int
     role_config_version: int
 
@@ -117,6 +119,8 @@ def build_role_config(
     The longest length is the one that prefill's and decode's KV caches both hold, for every role: whatever
     one worker accepts, its peers can take.
     """
+    if facts.engine_refuses:
+        raise RoleConfigError(f"this runtime cannot serve the model: {facts.engine_refuses}")
     spec = model.spec
     path, settings = ("prefill", spec.prefill) if role is Role.PREFILL else ("decode", spec.decode)
     if fabric is None:

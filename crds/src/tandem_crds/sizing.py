@@ -58,14 +58,17 @@ def rank_kv_heads(facts: ModelFacts, tensor_parallel: int) -> int:
 
 
 def kv_token_nbytes(facts: ModelFacts, dtype: str, tensor_parallel: int = 1) -> int:
-    """KV cache of one token on one rank, all layers."""
-    return facts.layers * rank_kv_heads(facts, tensor_parallel) * 2 * facts.head_dim * DTYPE_NBYTES[dtype]
+    """KV cache of one token on one rank, all layers. MLA's latent belongs to all heads: every rank has it."""
+    width = facts.kv_latent or rank_kv_heads(facts, tensor_parallel) * 2 * facts.head_dim
+    return facts.layers * width * DTYPE_NBYTES[dtype]
 
 
 def check_tensor_parallel(facts: ModelFacts, tensor_parallel: int, path: str) -> None:
     """Ranks share heads evenly; KV heads are shared or replicated evenly. Raises SizingError."""
 
     def fits(degree: int) -> bool:
+        if facts.kv_latent:
+            return facts.heads % degree == 0
         return facts.heads % degree == 0 and (facts.kv_heads % degree == 0 or degree % facts.kv_heads == 0)
 
     if not fits(tensor_parallel):

@@ -29,10 +29,15 @@ def test_the_facts_are_printed_as_json(
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("hf://Qwen/Qwen3-0.6B", "hf:// is not supported yet here; supported: pvc://, file://"),
-        ("oci://registry/image", "oci:// is not supported yet here; supported: pvc://, file://"),
-        ("/models/x", "not a model URI; supported: pvc://CLAIM/PATH, file:///PATH"),
-        ("s3://bucket/x", "not a model URI; supported: pvc://CLAIM/PATH, file:///PATH"),
+        ("oci://registry/image", "an image is mounted by Kubernetes; --image-at DIR says where"),
+        (
+            "/models/x",
+            "not a model URI; supported: hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, oci://IMAGE",
+        ),
+        (
+            "s3://bucket/x",
+            "not a model URI; supported: hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, oci://IMAGE",
+        ),
         ("file://relative/x", "the path must be absolute, as in file:///models/name"),
         ("pvc://models", "claim and path are expected, as in pvc://models/name"),
         ("pvc://other/x", "no directory stands for the claim other; add --volume other=DIR"),
@@ -44,6 +49,16 @@ def test_a_uri_that_cannot_be_read_is_refused_in_one_line(
 ) -> None:
     assert main(["inspect", uri, "--volume", f"models={tmp_path}"]) == 2
     assert capsys.readouterr().err == f"error: {uri}: {says}\n"
+
+
+def test_an_image_is_read_where_it_is_mounted(tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "oci://registry/image", "--image-at", str(tiny_qwen3)]) == 0
+    assert ModelFacts.model_validate_json(capsys.readouterr().out).uri == "oci://registry/image"
+
+
+def test_a_revision_is_a_hubs(tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"file://{tiny_qwen3}", "--revision", "main"]) == 2
+    assert "--revision has a meaning only for hf:// models" in capsys.readouterr().err
 
 
 def test_a_missing_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tandem_crds.role_config import EngineLimits, FabricConfig, KVConfig, Role, RoleConfig
-from tandem_runtime.engine.checkpoint import model_facts
 from tandem_runtime.engine.request import SamplingParams
 from tandem_runtime.engine.step import (
     AddSlot,
@@ -27,6 +26,7 @@ from tandem_runtime.engine.step import (
     ToRank,
 )
 from tandem_runtime.framing import FrameBuffer, frame
+from tandem_runtime.models.facts import local_facts
 from tandem_runtime.process import child_environment
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 
 
 def role_config(checkpoint: Path, role: Role, tensor_parallel: int = 1) -> RoleConfig:
-    facts = model_facts(checkpoint, f"file://{checkpoint}", wire_version=1)
+    facts = local_facts(checkpoint, f"file://{checkpoint}")
     return RoleConfig(
         name="tiny",
         served_name="tiny",

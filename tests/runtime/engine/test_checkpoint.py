@@ -15,8 +15,9 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from tandem_runtime.engine import checkpoint
-from tandem_runtime.engine.checkpoint import CheckpointError, model_facts, read_config, tensors, weights_id
+from tandem_runtime.engine.checkpoint import CheckpointError, read_config, tensors, weights_id
 from tandem_runtime.engine.model_config import RopeScaling
+from tandem_runtime.models.facts import local_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,7 +255,7 @@ def test_a_damaged_weight_file_is_named(
 ) -> None:
     shard = first_shard(copy_of_llama)
     damage(copy_of_llama)
-    for read in (lambda: tensors(copy_of_llama), lambda: model_facts(copy_of_llama, "file:///x", 1)):
+    for read in (lambda: tensors(copy_of_llama), lambda: local_facts(copy_of_llama, "file:///x")):
         message = refusal(read)
         assert message.startswith(f"{shard}: ")
         assert says in message
@@ -280,7 +281,7 @@ def test_an_index_may_name_only_files_of_its_directory(copy_of_llama: Path, name
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_missing_file_is_named(copy_of_llama: Path, name: str) -> None:
     (copy_of_llama / name).unlink()
-    assert refusal(lambda: model_facts(copy_of_llama, "file:///x", 1)) == f"{copy_of_llama / name}: missing"
+    assert refusal(lambda: local_facts(copy_of_llama, "file:///x")) == f"{copy_of_llama / name}: missing"
 
 
 def test_a_directory_without_weights_or_no_directory_at_all_is_refused(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_a_directory_without_weights_or_no_directory_at_all_is_refused(tmp_path:
 
 
 def test_facts_add_up(tiny_llama: Path) -> None:
-    facts = model_facts(tiny_llama, "pvc://models/tiny", 1)
+    facts = local_facts(tiny_llama, "pvc://models/tiny")
     model = tiny_checkpoints.oracle(tiny_llama)
     assert facts.weights_nbytes == sum(parameter.nbytes for parameter in model.parameters())
     assert facts.vocab_size == tiny_checkpoints.VOCAB_SIZE

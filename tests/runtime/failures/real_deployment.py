@@ -22,7 +22,7 @@ from real_processes import children, module_of, running, send, until
 from tiny_checkpoints import greedy, oracle, random_prompt
 
 from tandem_crds.model import load_manifest
-from tandem_runtime.cli.inspect import model_facts
+from tandem_runtime.cli.inspect import model_facts, resolve
 from tandem_runtime.up.deployment import plan_workers
 from tandem_runtime.up.supervisor import OnDeath, Supervisor, Worker
 
@@ -265,7 +265,8 @@ async def deployed(
 ) -> AsyncIterator[Deployment]:
     """The manifest's workers and a router, serving."""
     model = load_manifest(json.dumps(document), "test")
-    facts, path = model_facts(model.spec.model.uri, {})
+    uri = model.spec.model.uri
+    facts, path = model_facts(uri, {}), resolve(uri, {})
     plans = plan_workers(model, facts, path, mixed=False, providers=[provider])
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

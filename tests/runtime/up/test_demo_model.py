@@ -20,7 +20,8 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 
-from tandem_runtime.engine.checkpoint import model_facts, read_config
+from tandem_runtime.engine.checkpoint import read_config
+from tandem_runtime.models.facts import local_facts
 from tandem_runtime.up import demo_model
 from tandem_runtime.up.demo_model import DemoModelError, default_cache_dir, ensure_demo_model
 from tandem_runtime.up.gguf_conversion import ConversionError, convert
@@ -160,7 +161,7 @@ def test_the_configuration_is_translated_and_readable(tmp_path: Path) -> None:
     assert (config.rms_norm_eps, config.rope_theta) == (1e-5, 10_000.0)
     assert config.tie_word_embeddings
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
-    assert model_facts(tmp_path, "file:///x", 1).has_chat_template
+    assert local_facts(tmp_path, "file:///x").has_chat_template
 
 
 def test_the_tokenizer_splits_digits_and_knows_its_control_tokens(tmp_path: Path) -> None:

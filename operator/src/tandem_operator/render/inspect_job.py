@@ -8,7 +8,7 @@ from tandem_crds import names
 
 from ..objects import JOB
 from .container import POD_SECURITY, SCRATCH, SCRATCH_MOUNT, SECURITY, environment
-from .model_files import CLAIM_PATH, claim, hub_token, model_files
+from .model_files import CLAIM_PATH, IMAGE_PATH, claim, hub_token, model_files
 from .overlay import installed
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def inspect_job(model: DisaggregatedModel, settings: Settings, *, image: str, ke
         command += ["--revision", spec.revision]
     if claim(spec.uri):
         command += ["--volume", f"{claim(spec.uri)}={CLAIM_PATH}"]
+    if spec.uri.startswith("oci://"):
+        command += ["--image-at", IMAGE_PATH]
     command += ["--termination-log", MESSAGE_PATH]
     labels = names.labels(name, "inspect")
     pod: Obj = {

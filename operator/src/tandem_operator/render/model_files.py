@@ -82,7 +82,7 @@ def downloaded(model: DisaggregatedModel, settings: Settings, *, image: str, com
         "name": "model",
         "image": image,
         "imagePullPolicy": settings.runtime.image_pull_policy,
-        "command": ["python3", "-m", "tandem_runtime.fetch", uri],
+        "command": ["python3", "-m", "tandem_runtime.models.fetch", uri],
         "args": ["--revision", commit, "--into", f"{CACHE_PATH}/{commit}"],
         "env": environment(settings, hub_token(model)),
         "volumeMounts": [*files.mounts, {"name": "tandem-scratch", "mountPath": "/tmp"}],

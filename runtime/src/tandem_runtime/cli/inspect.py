@@ -9,9 +9,9 @@ import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ..engine import checkpoint
-from ..engine.checkpoint import CheckpointError
-from ..messenger import wire
+from ..engine.model_config import CheckpointError
+from ..models.facts import local_facts
+from ..models.hub import hub_facts
 
 if TYPE_CHECKING:
     from tandem_crds.role_config import ModelFacts
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("inspect", help="print a model's facts as JSON", description=__doc__)
-    parser.add_argument("uri", help="pvc://CLAIM/PATH or file:///PATH")
+    parser.add_argument("uri", help="hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH or oci://IMAGE")
+    parser.add_argument("--revision", help="branch, tag or commit of an hf:// model (default: main)")
     parser.add_argument(
         "--volume",
         action="append",
@@ -27,6 +28,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=_volume,
         metavar="CLAIM=DIR",
         help="the directory that stands for a claim; may be repeated",
+    )
+    parser.add_argument(
+        "--image-at", type=Path, metavar="DIR", help="where the image of an oci:// model is mounted"
     )
     parser.add_argument(
         "--termination-log",
@@ -39,7 +43,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        facts, _ = model_facts(arguments.uri, dict(arguments.volume))
+        facts = model_facts(
+            arguments.uri,
+            dict(arguments.volume),
+            revision=arguments.revision,
+            image_at=arguments.image_at,
+        )
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
         _tell(arguments.termination_log, str(error))
@@ -54,21 +63,32 @@ def _tell(file: Path | None, line: str) -> None:
         file.write_text(line)
 
 
-def model_facts(uri: str, volumes: dict[str, Path]) -> tuple[ModelFacts, Path]:
-    """The facts of the model at `uri` and its directory; `volumes` maps claims to directories. Raises
-    CheckpointError.
-    """
-    path = resolve(uri, volumes)
-    return checkpoint.model_facts(path, uri, wire.VERSION), path
+def model_facts(
+    uri: str,
+    volumes: dict[str, Path],
+    *,
+    revision: str | None = None,
+    image_at: Path | None = None,
+) -> ModelFacts:
+    """The facts of the model at `uri`; `volumes` maps claims to directories. Raises CheckpointError."""
+    if uri.startswith("hf://"):
+        return hub_facts(uri, revision)
+    if revision is not None:
+        raise CheckpointError(f"{uri}: --revision has a meaning only for hf:// models")
+    return local_facts(resolve(uri, volumes, image_at), uri)
 
 
-def resolve(uri: str, volumes: dict[str, Path]) -> Path:
+def resolve(uri: str, volumes: dict[str, Path], image_at: Path | None = None) -> Path:
     """The directory that `uri` names on this machine. Raises CheckpointError."""
     scheme, separator, rest = uri.partition("://")
-    if scheme in ("hf", "oci"):
-        raise CheckpointError(f"{uri}: {scheme}:// is not supported yet here; supported: pvc://, file://")
-    if not separator or scheme not in ("pvc", "file"):
-        raise CheckpointError(f"{uri}: not a model URI; supported: pvc://CLAIM/PATH, file:///PATH")
+    if not separator or scheme not in ("pvc", "file", "oci"):
+        raise CheckpointError(
+            f"{uri}: not a model URI; supported: hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, oci://IMAGE"
+        )
+    if scheme == "oci":
+        if image_at is None:
+            raise CheckpointError(f"{uri}: an image is mounted by Kubernetes; --image-at DIR says where")
+        return image_at
     if ".." in PurePosixPath(rest).parts:
         raise CheckpointError(f"{uri}: a path must not contain ..")
     if scheme == "file":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -13,18 +14,24 @@ from typing import TYPE_CHECKING
 from tandem_crds.model import DisaggregatedModel, ManifestError, load_manifest, unsupported_by_embedded
 from tandem_crds.role_config import RoleConfigError
 
-from ..engine.checkpoint import CheckpointError
+from ..engine.model_config import CheckpointError
 from ..fabric.providers import ProviderError, choose_provider
+from ..models.fetch import fetch
+from ..models.hub import repository
 from ..process import die_with_parent, rss_nbytes
-from ..up.ask import AskError, ask, timing_table
+from ..up.ask import AskError, ask
+from ..up.demo_model import default_cache_dir
 from ..up.deployment import WorkerPlan, plan_workers
 from ..up.progress import Progress
 from ..up.run_directory import run_directory
 from ..up.supervisor import DeploymentError, Supervisor
-from .inspect import model_facts
+from .ask import print_answer
+from .inspect import model_facts, resolve
 
 if TYPE_CHECKING:
     import argparse
+
+    from tandem_crds.role_config import ModelFacts
 
 EXIT_CONFIGURATION = 2
 
@@ -81,12 +88,25 @@ def _plan(arguments: argparse.Namespace) -> tuple[DisaggregatedModel, list[Worke
     model = load_manifest(text, str(arguments.file))
     if missing := unsupported_by_embedded(model):
         raise UsageError(f"{arguments.file}: {'; '.join(missing)}")
-    facts, model_path = model_facts(model.spec.model.uri, _volumes(arguments.volume))
+    facts, model_path = _model_files(model, _volumes(arguments.volume))
     providers = [arguments.provider] if arguments.provider else None
     plans = plan_workers(model, facts, model_path, mixed=arguments.mixed, providers=providers)
     if not arguments.mixed:
         choose_provider(plans[0].config.fabric.providers)
     return model, plans
+
+
+def _model_files(model: DisaggregatedModel, volumes: dict[str, Path]) -> tuple[ModelFacts, Path]:
+    """The facts and the directory; what a hub has is fetched into the cache first. Raises CheckpointError."""
+    uri = model.spec.model.uri
+    facts = model_facts(uri, volumes, revision=model.spec.model.revision)
+    if not uri.startswith("hf://") or facts.engine_refuses:
+        return facts, Path() if facts.engine_refuses else resolve(uri, volumes)
+    path = default_cache_dir() / "hub" / repository(uri) / facts.weights_id
+    logging.basicConfig(level=logging.WARNING, format="tandem: %(message)s")
+    logging.getLogger("tandem_runtime.models.fetch").setLevel(logging.INFO)
+    fetch(uri, facts.weights_id, path)
+    return facts, path
 
 
 def _volumes(given: list[str]) -> dict[str, Path]:
@@ -176,11 +196,7 @@ async def _work(supervisor: Supervisor, progress: Progress, served_name: str, qu
     except AskError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"\n{question}\n\n  {answer.text.strip()}\n")
-    rows = timing_table(answer) + _memory(supervisor)
-    width = max(len(label) for label, _ in rows)
-    for label, value in rows:
-        print(f"  {label:<{width}}  {value}")
+    print_answer(question or "", answer, _memory(supervisor))
     return 0
 
 

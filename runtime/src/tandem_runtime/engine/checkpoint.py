@@ -1,4 +1,4 @@
-"""Read what a model directory holds, without reading a weight: tensors by their headers, identity, facts.
+"""Read what a model directory holds, without reading a weight: tensors by their headers, identity, template.
 
 Knows: safetensors headers, tokenizer and template files. Does not know: torch, the tensors that an
 architecture needs (the loader checks those), where the directory came from.
@@ -15,8 +15,6 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem_crds.role_config import ROLE_CONFIG_VERSION, ModelFacts
-
 from .model_config import CheckpointError, ModelConfig, read_bytes, read_config, read_json, require_directory
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "ModelConfig",
     "Tensor",
     "chat_template",
-    "model_facts",
     "read_config",
     "tensors",
     "weights_id",
@@ -165,26 +162,3 @@ def weights_id(path: Path) -> str:
         header, _ = _read_header(file)
         digest.update(f"{file.name} {file.stat().st_size} {len(header)}\n".encode() + header)
     return f"sha256:{digest.hexdigest()}"
-
-
-def model_facts(path: Path, uri: str, wire_version: int) -> ModelFacts:
-    """What `tandem inspect` prints. Raises CheckpointError."""
-    config = read_config(path)
-    return ModelFacts(
-        uri=uri,
-        weights_id=weights_id(path),
-        architecture=config.architecture,
-        layers=config.layers,
-        hidden_size=config.hidden_size,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        dtype=config.dtype,
-        weights_nbytes=sum(tensor.nbytes for tensor in tensors(path).values()),
-        eos_token_ids=list(config.eos_token_ids),
-        has_chat_template=chat_template(path) is not None,
-        wire_version=wire_version,
-        role_config_version=ROLE_CONFIG_VERSION,
-    )

@@ -61,11 +61,13 @@ class ModelConfig:
     dtype: str  # the checkpoint's, one of DTYPES
 
 
-class _Json(BaseModel):
+class JsonFile(BaseModel):
+    """Unknown keys are passed over; known ones have their type exactly."""
+
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class _RopeJson(_Json):
+class _RopeJson(JsonFile):
     """`rope_parameters` (transformers 5) or `rope_scaling` (4, where the old key of the type is `type`)."""
 
     rope_theta: PositiveFloat | None = None
@@ -78,7 +80,7 @@ class _RopeJson(_Json):
     original_max_position_embeddings: PositiveInt | None = None
 
 
-class _ConfigJson(_Json):
+class _ConfigJson(JsonFile):
     """config.json. A default here is transformers' own, for the keys that published checkpoints leave out."""
 
     architectures: list[str] = Field(min_length=1)
@@ -106,18 +108,18 @@ class _ConfigJson(_Json):
     quantization_config: dict[str, Any] | None = None
 
 
-class _GenerationJson(_Json):
+class _GenerationJson(JsonFile):
     eos_token_id: int | list[int] | None = None
     bos_token_id: int | None = None
 
 
-_T = TypeVar("_T", bound=_Json)
+_T = TypeVar("_T", bound=JsonFile)
 
 
 def read_config(path: Path) -> ModelConfig:
     """The model in directory `path`. Raises CheckpointError."""
     require_directory(path)
-    raw = _parse(_ConfigJson, path / "config.json", read_json(path / "config.json"))
+    raw = parse(_ConfigJson, path / "config.json", read_json(path / "config.json"))
 
     def refuse(field: str, value: object, allowed: str) -> NoReturn:
         raise CheckpointError(f"{path / 'config.json'}: {field} is {value!r}; {allowed}")
@@ -160,7 +162,7 @@ def read_config(path: Path) -> ModelConfig:
     generation_path = path / "generation_config.json"
     generation = _GenerationJson()
     if generation_path.exists():
-        generation = _parse(_GenerationJson, generation_path, read_json(generation_path))
+        generation = parse(_GenerationJson, generation_path, read_json(generation_path))
     eos = generation.eos_token_id if generation.eos_token_id is not None else raw.eos_token_id
     eos_token_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for token in eos_token_ids:
@@ -241,7 +243,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _parse(kind: type[_T], file: Path, content: dict[str, Any]) -> _T:
+def parse(kind: type[_T], file: Path, content: dict[str, Any]) -> _T:
     try:
         return kind.model_validate(content)
     except ValidationError as error:

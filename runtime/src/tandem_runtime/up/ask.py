@@ -6,11 +6,16 @@ the answer itself, the clock of this client, and the workers' public `/state`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 TIMEOUT_S = 300.0
 MAX_TOKENS = 64
@@ -35,7 +40,15 @@ class Answer:
 
 
 class AskError(RuntimeError):
-    """The deployment answered with an error; the message is the server's."""
+    """The deployment answered with an error, whose message this is, or did not answer."""
+
+
+async def served_names(url: str) -> list[str]:
+    """Of the models that `url` serves. Raises AskError."""
+    async with _session() as session, _answering(url), session.get(f"{url}/v1/models") as response:
+        if response.status != 200:
+            raise AskError(f"HTTP {response.status}: {await response.text()}")
+        return [entry["id"] for entry in (await response.json())["data"]]
 
 
 async def ask(url: str, model: str, question: str) -> Answer:
@@ -51,9 +64,9 @@ async def ask(url: str, model: str, question: str) -> Answer:
     }
     answer = Answer()
     begin = time.monotonic()
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
+        _session() as session,
+        _answering(url),
         session.post(f"{url}/v1/chat/completions", json=body) as response,
     ):
         if response.status != 200:
@@ -72,6 +85,20 @@ async def ask(url: str, model: str, question: str) -> Answer:
                     answer.text += choice["delta"]["content"]
                     answer.token_times_s.append(time.monotonic() - begin)
     return answer
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+
+
+@contextlib.asynccontextmanager
+async def _answering(url: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except aiohttp.InvalidURL:
+        raise AskError(f"{url!r} is no URL, as http://127.0.0.1:8000 is") from None
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise AskError(f"{url} does not answer as a router does: {error or type(error).__name__}") from None
 
 
 def percentile(values: list[float], share: float) -> float:
