@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 def stages(kubectl: Kubectl, model: str) -> list[tuple[str, float]]:
     """Names and durations in s of what the first start waited for: each until the last pod had done it."""
     document = kubectl.get("dm", model)
-    (job,) = kubectl.find("jobs", f"tandem.dev/model={model}")
+    # The Job that read the model's facts is gone by now; the ConfigMap that keeps them is not.
+    (facts,) = kubectl.find("configmaps", f"tandem.dev/model={model},app.kubernetes.io/component=inspect")
     pods = [pod for role in ("prefill", "decode") for pod in kubectl.pods(model, role)]
     moments = [
         ("apply", _time(document["metadata"]["creationTimestamp"])),
-        ("inspect the model", _time(job["status"]["completionTime"])),
+        ("inspect the model", _time(facts["metadata"]["creationTimestamp"])),
         ("make the pods", max(_time(pod["metadata"]["creationTimestamp"]) for pod in pods)),
         ("schedule", max(_transition(pod, "PodScheduled") for pod in pods)),
         ("images and start", max(_started(pod) for pod in pods)),

@@ -160,7 +160,7 @@ def _move(name: str, state: RoleState, max_surge: int, max_unavailable: int, kee
             _explain_full(name, state, move)
     if state.current.ready < min(state.wanted, move.replicas[state.newest]):
         missing = f"{move.replicas[state.newest] - state.current.ready} of {move.replicas[state.newest]}"
-        move.reasons.append(f"{name}: {missing} pods of revision {state.newest} are not ready")
+        move.reasons.append(f"{name}: {missing} pods of revision {state.newest} are not available yet")
     return move
 
 
