@@ -74,7 +74,9 @@ def _on_cluster(file: Path, models: Path, question: str) -> int:
     created = "created" in kubectl("apply", "-f", file)
     _until_ready(kubectl, name)
     took = time.monotonic() - began
-    kubectl.until_condition(name, "Progressing", "False")  # pods count as settled a little after they are ready
+    kubectl.until_condition(
+        name, "Progressing", "False"
+    )  # pods count as settled a little after they are ready
     _show(kubectl, name)
     if created:
         parts = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in timeline.stages(kubectl, name))

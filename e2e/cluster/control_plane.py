@@ -62,6 +62,8 @@ def start(layout: Layout, tools: Path) -> None:
             "--horizontal-pod-autoscaler-downscale-stabilization=5s",
         ),
         "--concurrent-deployment-syncs=20",
+        # Without nodes, Services lead to kwok's pods alone, whose addresses no EndpointSlice may have.
+        *([] if layout.nodes else ["--controllers=*,-endpointslice-controller"]),
     )
     spawn(
         layout,

@@ -1,13 +1,17 @@
 """Nodes that are not there: kwok plays their kubelets, so that a fleet of GPUs and NICs can be scheduled
 onto.
 
-Pods on them are Running at once and answer nobody. The nodes carry a taint: only pods that tolerate it go
-there.
+Knows: kwok's stages: a scheduled pod is Running and ready at once; one with the annotation HELD waits for
+somebody to write its status; pods of an inspect Job end with the facts that they were given. Does not know:
+what pods are for. Their addresses are of the loopback range: nobody answers there, unless a test listens.
+
+The nodes carry a taint: only pods that tolerate it go there.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .commands import run
@@ -15,20 +19,24 @@ from .processes import must_run, pid_of, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from .layout import Layout
 
 TAINT = {"key": "tandem.dev/fake", "value": "true", "effect": "NoSchedule"}
 TOLERATION = {"key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}
+HELD = "e2e.example/held"
 _MARK = "kwok.x-k8s.io/node"
+_STAGES = Path(__file__).with_name("stages")
 
 
-def start(layout: Layout, tools: Path) -> None:
-    """kwok, if it does not run yet."""
+def start(layout: Layout, tools: Path, facts: Mapping[str, str] | None = None) -> None:
+    """kwok, if it does not run yet. `facts` maps a model's URI to the message of pods that inspect it."""
     if pid_of(layout, "kwok") is not None:
         return
-    stages = sorted(tools.glob("stage-*.yaml"))
+    inspected = layout.state / "inspected.json"
+    documents = [_inspected(number, *one) for number, one in enumerate((facts or {}).items())]
+    inspected.write_text("\n---\n".join(map(json.dumps, documents)))
+    stages = [*sorted(_STAGES.glob("*.yaml")), *([inspected] if documents else [])]
     spawn(
         layout,
         "kwok",
@@ -64,3 +72,26 @@ def add(
     ]
     documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes})
     run(tools / "kubectl", "--kubeconfig", layout.kubeconfig(), "apply", "-f", "-", input=documents)
+
+
+def _inspected(number: int, uri: str, message: str) -> dict[str, Any]:
+    """The stage of pods whose command names that URI."""
+    ended = {"exitCode": 0, "reason": "Completed", "message": message}
+    status = {"name": "inspect", "image": "fake", "imageID": "", "ready": False, "restartCount": 0}
+    patch = {"phase": "Succeeded", "containerStatuses": [{**status, "state": {"terminated": ended}}]}
+    return {
+        "apiVersion": "kwok.x-k8s.io/v1alpha1",
+        "kind": "Stage",
+        "metadata": {"name": f"pod-inspected-{number}"},
+        "spec": {
+            "resourceRef": {"apiGroup": "v1", "kind": "Pod"},
+            "selector": {
+                "matchExpressions": [
+                    {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"},
+                    {"key": ".status.phase", "operator": "In", "values": ["Running"]},
+                    {"key": ".spec.containers.[].command.[]", "operator": "In", "values": [uri]},
+                ]
+            },
+            "next": {"statusTemplate": json.dumps(patch)},
+        },
+    }

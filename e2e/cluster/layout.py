@@ -102,8 +102,8 @@ class Layout:
 
     @property
     def fake_pods(self) -> str:
-        """Of kwok's pods, which nobody answers for."""
-        return f"10.{150 + self.index}.0.0/16"
+        """Of kwok's pods. Nothing that is sent there leaves the host."""
+        return f"127.{150 + self.index}.0.0/16"
 
     def node_address(self, node: int) -> str:
         return f"10.{90 + self.index}.0.{10 + node}"

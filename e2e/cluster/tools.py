@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 MODULE = Path(__file__).with_name("tools")
 KUBERNETES = "v1.36.3"  # as in go.mod
 _PACKAGES = ("./cmd/coredns", "tool")
-# kwok's behaviour is data: these stages make pods Running at once, delete them, and make nodes Ready.
-STAGES = ("pod/fast/pod-ready.yaml", "pod/fast/pod-delete.yaml", "node/fast/node-initialize.yaml")
 
 
 def directory() -> Path:
@@ -83,9 +81,6 @@ def _build(built: Path) -> None:
     if build.returncode:
         raise ClusterError("go build failed:\n" + "\n".join(output[-8:]))
     (part / "server").rename(part / "etcd")  # etcd's main package is named so
-    stages = Path(_go("list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok").strip()) / "kustomize" / "stage"
-    for number, stage in enumerate(STAGES):
-        shutil.copyfile(stages / stage, part / f"stage-{number}.yaml")
     part.rename(built)
     say(f"built: {sum(file.stat().st_size for file in built.iterdir()) >> 20} MB in {built}")
 

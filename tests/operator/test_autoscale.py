@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_crds.spec import Scaling
-from tandem_operator.autoscale import DOWN_WINDOW_S, STALE_S, ScalingReason, decide
+from tandem_operator.autoscale import ScalingReason, decide
 from tandem_operator.observed import Arrivals
+from tandem_operator.settings import ScalingSettings
 
 NOW = 10_000.0
-LONG = DOWN_WINDOW_S + 1
+TIMES = ScalingSettings()
+LONG = TIMES.down_window_s + 1
 
 
 def scaling(low: int = 1, high: int = 8, target: str = "2") -> Scaling:
@@ -42,50 +44,54 @@ TABLE = [
 
 @pytest.mark.parametrize(("current", "rate", "replicas", "reason"), TABLE)
 def test_decisions(current: int, rate: float, replicas: int | None, reason: ScalingReason) -> None:
-    decision = decide(scaling(), current, arrivals(rate), (), LONG, NOW, unschedulable=False)
+    decision = decide(scaling(), current, arrivals(rate), (), LONG, NOW, TIMES, unschedulable=False)
     assert (decision.replicas, decision.reason) == (replicas, reason)
 
 
 def test_no_router_is_not_zero_traffic() -> None:
     for silent in (None, arrivals(0.0, asked=0)):
-        decision = decide(scaling(), 4, silent, (), LONG, NOW, unschedulable=False)
+        decision = decide(scaling(), 4, silent, (), LONG, NOW, TIMES, unschedulable=False)
         assert (decision.replicas, decision.reason, decision.active) == (None, "NoMetrics", None)
 
 
 def test_old_arrivals_hold() -> None:
-    decision = decide(scaling(), 4, arrivals(0.0, age_s=STALE_S + 1), (), LONG, NOW, unschedulable=False)
+    decision = decide(
+        scaling(), 4, arrivals(0.0, age_s=TIMES.stale_s + 1), (), LONG, NOW, TIMES, unschedulable=False
+    )
     assert (decision.replicas, decision.reason, decision.active) == (None, "StaleMetrics", None)
 
 
 def test_a_router_that_did_not_answer_forbids_scaling_down_but_not_up() -> None:
-    down = decide(scaling(), 4, arrivals(1.0, routers=2), (), LONG, NOW, unschedulable=False)
+    down = decide(scaling(), 4, arrivals(1.0, routers=2), (), LONG, NOW, TIMES, unschedulable=False)
     assert (down.replicas, down.reason) == (None, "IncompleteMetrics")
-    up = decide(scaling(), 2, arrivals(9.0, routers=2), (), LONG, NOW, unschedulable=False)
+    up = decide(scaling(), 2, arrivals(9.0, routers=2), (), LONG, NOW, TIMES, unschedulable=False)
     assert up.replicas == 5
 
 
 def test_a_scale_down_goes_to_the_highest_recommendation_of_the_window() -> None:
-    past = ((NOW - DOWN_WINDOW_S - 1, 7), (NOW - 200, 3), (NOW - 15, 2))
-    decision = decide(scaling(), 6, arrivals(1.0), past, LONG, NOW, unschedulable=False)
+    past = ((NOW - TIMES.down_window_s - 1, 7), (NOW - 200, 3), (NOW - 15, 2))
+    decision = decide(scaling(), 6, arrivals(1.0), past, LONG, NOW, TIMES, unschedulable=False)
     assert decision.replicas == 3
-    held = decide(scaling(), 6, arrivals(1.0), ((NOW - 200, 6),), LONG, NOW, unschedulable=False)
+    held = decide(scaling(), 6, arrivals(1.0), ((NOW - 200, 6),), LONG, NOW, TIMES, unschedulable=False)
     assert (held.replicas, held.reason) == (None, "Stabilizing")
 
 
 def test_a_new_process_waits_a_window_before_it_scales_down() -> None:
-    decision = decide(scaling(), 6, arrivals(0.0), (), DOWN_WINDOW_S - 1, NOW, unschedulable=False)
+    decision = decide(
+        scaling(), 6, arrivals(0.0), (), TIMES.down_window_s - 1, NOW, TIMES, unschedulable=False
+    )
     assert (decision.replicas, decision.reason) == (None, "Stabilizing")
 
 
 def test_pods_that_cannot_be_scheduled_stop_growth_but_not_a_scale_down() -> None:
-    up = decide(scaling(), 2, arrivals(9.0), (), LONG, NOW, unschedulable=True)
+    up = decide(scaling(), 2, arrivals(9.0), (), LONG, NOW, TIMES, unschedulable=True)
     assert (up.replicas, up.reason) == (None, "Unschedulable")
-    down = decide(scaling(), 4, arrivals(1.0), (), LONG, NOW, unschedulable=True)
+    down = decide(scaling(), 4, arrivals(1.0), (), LONG, NOW, TIMES, unschedulable=True)
     assert down.replicas == 1
 
 
 def test_the_target_is_exact() -> None:
-    decision = decide(scaling(target="100m"), 1, arrivals(0.3), (), LONG, NOW, unschedulable=False)
+    decision = decide(scaling(target="100m"), 1, arrivals(0.3), (), LONG, NOW, TIMES, unschedulable=False)
     assert decision.replicas == 3
 
 
@@ -97,7 +103,9 @@ rates = st.floats(0, 1000, allow_nan=False)
 def test_what_is_written_is_always_within_the_bounds_and_a_change(
     current: int, rate: float, low: int, spread: int, stuck: bool
 ) -> None:
-    decision = decide(scaling(low, low + spread), current, arrivals(rate), (), LONG, NOW, unschedulable=stuck)
+    decision = decide(
+        scaling(low, low + spread), current, arrivals(rate), (), LONG, NOW, TIMES, unschedulable=stuck
+    )
     if decision.replicas is not None:
         assert low <= decision.replicas <= low + spread
         assert decision.replicas != current
@@ -108,7 +116,7 @@ def test_what_is_written_is_always_within_the_bounds_and_a_change(
 @given(current=replicas, rate=rates, more=st.floats(0, 100, allow_nan=False))
 def test_more_arrivals_never_ask_for_fewer_pods(current: int, rate: float, more: float) -> None:
     one, other = (
-        decide(scaling(1, 20), current, arrivals(each), (), LONG, NOW, unschedulable=False).replicas
+        decide(scaling(1, 20), current, arrivals(each), (), LONG, NOW, TIMES, unschedulable=False).replicas
         or current
         for each in (rate, rate + more)
     )

@@ -89,6 +89,7 @@ runtime:
   podTemplate: {{ toJson .Values.runtime.podTemplate }}
 namespaces: {{ toJson .Values.watchNamespaces }}
 profiles: {{ toJson .Values.profiles }}
+scaling: {{ toJson .Values.scaling }}
 gpusPerNode: {{ .Values.gpusPerNode }}
 resyncSeconds: {{ .Values.resyncSeconds }}
 workers: {{ .Values.workers }}

@@ -16,13 +16,14 @@ from .observed import Arrivals
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-WINDOW_S = 60.0
+WINDOW_S = 30.0
 
 
 class ArrivalSamples:
     """Of one model's routers, by pod UID; times are Unix seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
         self._samples: dict[str, list[tuple[float, float]]] = {}
 
     def add(self, router: str, at_s: float, count: float) -> None:
@@ -31,7 +32,7 @@ class ArrivalSamples:
             own.clear()
         own.append((at_s, count))
         # One sample from before the window stays, so that the window is always covered whole.
-        while len(own) > 2 and own[1][0] <= at_s - WINDOW_S:
+        while len(own) > 2 and own[1][0] <= at_s - self._window_s:
             own.pop(0)
 
     def arrivals(self, routers: Collection[str], now: float) -> Arrivals | None:

@@ -4,8 +4,8 @@ Knows: the rate, the bounds, what was recommended lately. Does not know: how the
 
     raw      = ceil(rate / targetQPS)
     within   |rate / (current * targetQPS) - 1| <= 10 %: nothing moves
-    up       at most max(2 * current, current + 4) in one decision; decisions are a period (15 s) apart
-    down     to the highest recommendation of the last 300 s, once this process has watched that long
+    up       at most max(2 * current, current + 4) in one decision; decisions are a period apart
+    down     to the highest recommendation of the window, once this process has watched that long
     always   minReplicas <= replicas <= maxReplicas
 
 Silence never scales: missing and stale rates hold, a rate of zero is a measurement. A model parked at 0 stays
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from tandem_crds.spec import Scaling
 
     from .observed import Arrivals
+    from .settings import ScalingSettings
 
 TOLERANCE = Fraction(1, 10)
-DOWN_WINDOW_S = 300.0
-STALE_S = 60.0
 UP_PODS = 4
 
 
@@ -68,6 +67,7 @@ def decide(
     recommendations: Sequence[tuple[float, int]],
     watched_s: float,
     now: float,
+    times: ScalingSettings,
     *,
     unschedulable: bool,
 ) -> Decision:
@@ -78,7 +78,7 @@ def decide(
         return _hold(ScalingReason.PARKED, "decode.replicas is 0; set it to 1 or more to resume", False)
     if arrivals is None or arrivals.routers_asked == 0:
         return _hold(ScalingReason.NO_METRICS, "no router has told its arrivals yet", None)
-    if arrivals.age_s > STALE_S:
+    if arrivals.age_s > times.stale_s:
         return _hold(
             ScalingReason.STALE_METRICS, f"the last arrivals are {arrivals.age_s:.0f} s old; holding", None
         )
@@ -95,14 +95,14 @@ def decide(
         return Decision(None, ScalingReason.INCOMPLETE_METRICS, f"{missing}; not scaling down", None, True)
     if recommendation > current:
         return _up(current, recommendation, raw, high, what, unschedulable)
-    window = [count for time, count in recommendations if now - time <= DOWN_WINDOW_S]
+    window = [count for time, count in recommendations if now - time <= times.down_window_s]
     stable = min(max([recommendation, *window]), high)
     if current > high:
         return Decision(high, ScalingReason.AT_MAXIMUM, f"maxReplicas is {high}", recommendation, True)
     if recommendation == current:
         return Decision(None, *_settled(raw, rate, low, high, current, what), recommendation, True)
-    if watched_s < DOWN_WINDOW_S or stable >= current:
-        left = f"{what} asks for {recommendation}; waiting out {DOWN_WINDOW_S:.0f} s of lower load"
+    if watched_s < times.down_window_s or stable >= current:
+        left = f"{what} asks for {recommendation}; waiting out {times.down_window_s:.0f} s of lower load"
         return Decision(None, ScalingReason.STABILIZING, left, recommendation, True)
     reason = ScalingReason.SCALED_DOWN if rate else ScalingReason.NO_TRAFFIC
     return Decision(max(stable, low), reason, what, recommendation, True)

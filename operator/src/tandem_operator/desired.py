@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 LOADING_S = 10.0
 # Workers cause no events when they have paired: they are asked.
 PAIRING_S, UNREPORTED_S = 2.0, 30.0
-SCALING_S = 15.0
 
 
 def desired(observed: Observed, settings: Settings, now: float) -> Plan:
@@ -98,6 +97,7 @@ def desired(observed: Observed, settings: Settings, now: float) -> Plan:
             observed.recommendations,
             observed.watched_s,
             now,
+            settings.scaling,
             unschedulable=any(map(pods.is_unschedulable, _workers_of(observed))),
         )
     previous = observed.parent.get("status") or {}
@@ -131,7 +131,7 @@ def desired(observed: Observed, settings: Settings, now: float) -> Plan:
         recommendation=decision.recommendation if decision is not None else None,
         status=status,
         events=(*events(observed.parent, status), *_scaled(model, decision)),
-        requeue_s=_requeue_s(model, found, inspection),
+        requeue_s=_requeue_s(model, found, inspection, settings.scaling.period_s),
     )
 
 
@@ -368,10 +368,12 @@ def _scaled(model: DisaggregatedModel, decision: autoscale.Decision | None) -> t
     return (Event("Normal", "Scaled", "Scale", note),)
 
 
-def _requeue_s(model: DisaggregatedModel, found: Findings, inspection: Inspection) -> float | None:
+def _requeue_s(
+    model: DisaggregatedModel, found: Findings, inspection: Inspection, scaling_s: float
+) -> float | None:
     waits = [inspection.retry_s] if inspection.retry_s is not None else []
     if model.spec.scaling.mode == "QPS":
-        waits.append(SCALING_S)
+        waits.append(scaling_s)
     settled = (
         found.step is not None
         and found.step.done

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .arrivals import ArrivalSamples
-from .autoscale import DOWN_WINDOW_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ READY_S = 60.0
 UNSETTLED_S = 1.5  # of one that is, but whose last answer was from before, or that could not be asked
 SECRET_S = 30.0  # while the model is new: an earlier model's Secret of that name may still be on its way out
 SECRET_OLD_S = 600.0
+RECOMMENDED_S = 3600.0  # the longest window of a scale-down
 REJECTED_S = 600.0  # an object that the server refuses is sent again then, if nothing changes
 
 
@@ -60,7 +60,7 @@ class Memory:
     def recommend(self, replicas: int | None, now: float) -> None:
         if replicas is not None:
             self.recommendations.append((now, replicas))
-        self.recommendations = [one for one in self.recommendations if now - one[0] <= DOWN_WINDOW_S]
+        self.recommendations = [one for one in self.recommendations if now - one[0] <= RECOMMENDED_S]
 
     def has_secret(self, model_age_s: float, now: float) -> bool:
         """Whether the peer Secret was seen lately enough. It can be created but not read (RBAC), so that

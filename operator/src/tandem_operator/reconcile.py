@@ -18,6 +18,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .arrivals import ArrivalSamples
 from .execute import Executor
 from .kube import Conflict, Forbidden, KubeError, NotFound, Unavailable
 from .memory import REJECTED_S, Memory
@@ -172,8 +173,9 @@ class Reconciler:
     def _memory(self, parent: Obj, now: float) -> Memory:
         """Of that very model, not of an earlier one of its name."""
         key = namespace_of(parent), name_of(parent)
-        uid, memory = self._memories.get(key, ("", Memory(now)))
-        if uid != uid_of(parent):
-            memory = Memory(now)
-            self._memories[key] = uid_of(parent), memory
+        known = self._memories.get(key)
+        if known is not None and known[0] == uid_of(parent):
+            return known[1]
+        memory = Memory(now, samples=ArrivalSamples(self._settings.scaling.rate_window_s))
+        self._memories[key] = uid_of(parent), memory
         return memory

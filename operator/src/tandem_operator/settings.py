@@ -72,8 +72,19 @@ class RuntimeSettings(Setting):
     pod_template: PodTemplate = {}  # laid under the manifest's podTemplate, over the generated one
 
 
+class ScalingSettings(Setting):
+    """Times of the QPS autoscaler, in seconds."""
+
+    period_s: float = Field(15.0, ge=1, le=300, alias="periodSeconds")  # between two decisions
+    rate_window_s: float = Field(30.0, ge=2, le=3600, alias="rateWindowSeconds")  # of counted arrivals
+    stale_s: float = Field(60.0, ge=2, le=3600, alias="staleSeconds")  # older arrivals decide nothing
+    # A scale-down goes to the highest recommendation of that long.
+    down_window_s: float = Field(300.0, ge=0, le=3600, alias="downWindowSeconds")
+
+
 class Settings(Setting):
     runtime: RuntimeSettings
+    scaling: ScalingSettings = ScalingSettings()
     namespaces: tuple[str, ...] = ()  # to watch; empty: all
     profiles: dict[str, FabricProfile] = {}  # replace or add to the built-in ones
     # A replica lives in one pod so far: one that needs more devices than a node has is refused, not pending.
