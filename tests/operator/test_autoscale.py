@@ -121,3 +121,15 @@ def test_more_arrivals_never_ask_for_fewer_pods(current: int, rate: float, more:
         for each in (rate, rate + more)
     )
     assert one <= other
+
+
+def test_within_a_period_of_a_step_up_there_is_no_other():
+    """Every pod that appears is a pass, and so is the autoscaler's own write."""
+    held = decide(
+        scaling(), 4, arrivals(99.0), (), LONG, NOW, TIMES, unschedulable=False, grown_s=TIMES.period_s - 1
+    )
+    assert (held.replicas, held.reason) == (None, ScalingReason.SCALED_UP)
+    later = decide(
+        scaling(), 4, arrivals(99.0), (), LONG, NOW, TIMES, unschedulable=False, grown_s=TIMES.period_s
+    )
+    assert later.replicas == 8

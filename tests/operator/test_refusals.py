@@ -22,9 +22,19 @@ REFUSED = [
         "spec.fabric.deviceClassName is gpu-nic",
     ),
     (
-        GPU | {"decode": {"replicas": 1, "tensorParallel": 8, "dataParallel": 2, **KV}},
+        GPU | {"decode": {"replicas": 1, "tensorParallel": 16, **KV}},
         Reason.NOT_IMPLEMENTED,
-        "spec.decode asks for tensorParallel 8 × dataParallel 2 = 16 GPUs",
+        "spec.decode asks for tensorParallel 16 × dataParallel 1 = 16 GPUs",
+    ),
+    (
+        {"decode": {"replicas": 1, "dataParallel": 2}},
+        Reason.NOT_IMPLEMENTED,
+        "spec.decode.dataParallel is 2; a replica has one engine so far",
+    ),
+    (
+        {"engine": {"speculative": {"method": "MTP"}}},
+        Reason.NOT_IMPLEMENTED,
+        "spec.engine.speculative.method is MTP; no draft tokens are made yet",
     ),
 ]
 

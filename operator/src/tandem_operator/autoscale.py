@@ -70,8 +70,11 @@ def decide(
     times: ScalingSettings,
     *,
     unschedulable: bool,
+    grown_s: float = math.inf,
 ) -> Decision:
-    """One period's decision; `recommendations` are earlier answers' with their times, oldest first."""
+    """`recommendations` are earlier answers' with their times, oldest first; `grown_s` is how long ago the
+    last step up was: within a period of it there is no other, however often this is asked.
+    """
     assert scaling.target_qps is not None, "the schema asks for it with mode QPS"
     assert scaling.max_replicas is not None, "the schema asks for it with mode QPS"
     if current == 0:
@@ -94,7 +97,7 @@ def decide(
         missing = f"{arrivals.routers_asked} of {arrivals.routers} routers answered"
         return Decision(None, ScalingReason.INCOMPLETE_METRICS, f"{missing}; not scaling down", None, True)
     if recommendation > current:
-        return _up(current, recommendation, raw, high, what, unschedulable)
+        return _up(current, recommendation, raw, high, what, unschedulable, grown_s < times.period_s)
     window = [count for time, count in recommendations if now - time <= times.down_window_s]
     stable = min(max([recommendation, *window]), high)
     if current > high:
@@ -108,10 +111,14 @@ def decide(
     return Decision(max(stable, low), reason, what, recommendation, True)
 
 
-def _up(current: int, recommendation: int, raw: int, high: int, what: str, unschedulable: bool) -> Decision:
+def _up(
+    current: int, recommendation: int, raw: int, high: int, what: str, unschedulable: bool, just_grown: bool
+) -> Decision:
     if unschedulable:
         held = f"{what} asks for {recommendation}, but pods cannot be scheduled; holding at {current}"
         return Decision(None, ScalingReason.UNSCHEDULABLE, held, recommendation, True)
+    if just_grown:
+        return Decision(None, ScalingReason.SCALED_UP, what, recommendation, True)
     replicas = min(recommendation, max(2 * current, current + UP_PODS))
     reason = ScalingReason.AT_MAXIMUM if raw > high and replicas == high else ScalingReason.SCALED_UP
     return Decision(replicas, reason, what, recommendation, True)

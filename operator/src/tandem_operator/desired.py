@@ -18,13 +18,14 @@ Run on the world that its own plan makes, it plans nothing new.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tandem_crds import names
 from tandem_crds.role_config import Role, RoleConfigError
 
-from . import autoscale, generations, pods
+from . import autoscale, generations, pods, timestamps
 from .conditions import ROLES, Findings, ScalingVerdict, verdicts
 from .inspection import inspect
 from .objects import (
@@ -88,6 +89,7 @@ def desired(observed: Observed, settings: Settings, now: float) -> Plan:
     free, taken = _not_taken(observed, bodies)
     keep = inspection.keep | workers.keep | _kept_of_router(observed, model, front)
 
+    previous = observed.parent.get("status") or {}
     decision = None
     if model.spec.scaling.mode == "QPS":
         decision = autoscale.decide(
@@ -99,8 +101,8 @@ def desired(observed: Observed, settings: Settings, now: float) -> Plan:
             now,
             settings.scaling,
             unschedulable=any(map(pods.is_unschedulable, _workers_of(observed))),
+            grown_s=_grown_s(previous, now),
         )
-    previous = observed.parent.get("status") or {}
     scaling = (
         None if decision is None else scaling_status(previous, decision, model.spec.decode.replicas, now)
     )
@@ -359,6 +361,14 @@ def _not_scaled(model: DisaggregatedModel) -> ScalingVerdict:
         Reason.SCALING_DISABLED,
         f"scaling.mode is {model.spec.scaling.mode}: decode.replicas is set by hand, an HPA or KEDA",
     )
+
+
+def _grown_s(previous: Obj, now: float) -> float:
+    """How long ago the autoscaler's last step up was."""
+    told = previous.get("scaling") or {}
+    if told.get("reason") != autoscale.ScalingReason.SCALED_UP:
+        return math.inf
+    return now - timestamps.seconds(told["time"])
 
 
 def _scaled(model: DisaggregatedModel, decision: autoscale.Decision | None) -> tuple[Event, ...]:

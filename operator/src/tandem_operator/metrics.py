@@ -17,7 +17,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.passes = Counter(
             "tandem_operator_passes",
-            "Passes over a model, by result (ok, retry, conflict, gone, bug)",
+            "Passes over a model, by result (ok, retry, conflict, forbidden, gone, bug)",
             ["result"],
             registry=self.registry,
         )

@@ -75,6 +75,19 @@ def refusal(model: DisaggregatedModel, settings: Settings) -> Refusal | None:
             f"spec.fabric.deviceClassName is {spec.fabric.device_class_name}; devices are not claimed "
             "through DRA yet: leave it out, and GPUs and NICs are requested as extended resources",
         )
+    if spec.engine.speculative.method != "None":
+        return Refusal(
+            Reason.NOT_IMPLEMENTED,
+            f"spec.engine.speculative.method is {spec.engine.speculative.method}; no draft tokens are "
+            "made yet: leave it out",
+        )
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if role.data_parallel > 1:
+            return Refusal(
+                Reason.NOT_IMPLEMENTED,
+                f"spec.{name}.dataParallel is {role.data_parallel}; a replica has one engine so far: ask for "
+                "more replicas instead",
+            )
     if spec.accelerator.type == "GPU":
         for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
             gpus = role.tensor_parallel * role.data_parallel
